@@ -118,13 +118,11 @@ def transducer_loss_fused(
             "star_penalty": star_penalty,
             "star_index": -1 if star_index is None else star_index,
         },
-        targets=targets.to(f.device).long(),
-        logit_lengths=logit_lengths.to(f.device).long(),
-        target_lengths=target_lengths.to(f.device).long(),
         blocks=_divide(lengths.tolist(), len(weight), f.device),
     )
+    integers = (each.to(f.device).long() for each in (targets, logit_lengths, target_lengths))
     with torch.autocast(f.device.type, enabled=False):
-        losses = _FusedLoss.apply(f, g, weight, bias, call)
+        losses = _FusedLoss.apply(f, g, weight, bias, call, *integers)
     return reduce(losses.to(torch.promote_types(f.dtype, torch.float32)), reduction, _SUBJECT)
 
 
@@ -175,26 +173,22 @@ def _divide(lengths: list[list[int]], v: int, device: torch.device) -> list[_Blo
 
 
 class _Call(NamedTuple):
-    """What a call is given beside the tensors that have a gradient; its integers lie on their device."""
+    """What a call is given beside tensors, and how it is divided."""
 
     activation: Literal["relu", "tanh"] | None
     blank: int
     fastemit: float
     penalties: dict[str, Any]
-    targets: Tensor
-    logit_lengths: Tensor
-    target_lengths: Tensor
     blocks: list[_Block]
 
-    def integers(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.targets, self.logit_lengths, self.target_lengths
-
-    def columns(self, v: int) -> Tensor:
+    def columns(self, integers: tuple[Tensor, ...], v: int) -> Tensor:
         """Returns the labels of all rows, as `transducer_scores` takes them."""
         rows, star = self.blocks[-1].rows.stop, self.penalties["star_index"]
-        return transducer_columns(*self.integers(), rows=rows, classes=v, star_index=star)
+        return transducer_columns(*integers, rows=rows, classes=v, star_index=star)
 
-    def join_arguments(self, f: Tensor, g: Tensor, block: _Block) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    def join_arguments(
+        self, f: Tensor, g: Tensor, target_lengths: Tensor, block: _Block
+    ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Returns what `transducer_join` is given for a block."""
         frames, positions = f[block.entries, block.start : block.stop], g[block.entries, : block.positions]
         options = {
@@ -202,7 +196,7 @@ class _Call(NamedTuple):
             "is_packed": True,
             "activation": self.activation or "none",
         }
-        return (frames, positions, block.frames, self.target_lengths[block.entries]), options
+        return (frames, positions, block.frames, target_lengths[block.entries]), options
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -217,27 +211,29 @@ class _FusedLoss(torch.autograd.Function):
     """The loss of each utterance; the backward computes joint and logits again."""
 
     @staticmethod
-    def forward(ctx: Any, f: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, call: _Call) -> Tensor:
-        columns, found = call.columns(len(weight)), []
+    def forward(
+        ctx: Any, f: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, call: _Call, *integers: Tensor
+    ) -> Tensor:
+        columns, found = call.columns(integers, len(weight)), []
         for block in call.blocks:
-            arguments, options = call.join_arguments(f, g, block)
+            arguments, options = call.join_arguments(f, g, integers[2], block)
             logits = torch.nn.functional.linear(transducer_join(*arguments, **options), weight, bias)
             found.append(transducer_scores(logits, columns[block.rows], blank=call.blank))
             del logits
         scores = [torch.cat(each) for each in zip(*found, strict=True)]
-        loss, beta = transducer_lattice(*scores[:2], *call.integers(), **call.penalties)
-        ctx.save_for_backward(f, g, weight, bias, columns, *scores, beta)
+        loss, beta = transducer_lattice(*scores[:2], *integers, **call.penalties)
+        ctx.save_for_backward(f, g, weight, bias, columns, *scores, beta, *integers)
         ctx.call = call
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
-        f, g, weight, bias, columns, blank_score, label_score, normalizer, beta = ctx.saved_tensors
+        f, g, weight, bias, columns, blank_score, label_score, normalizer, beta, *integers = ctx.saved_tensors
         call, needed = ctx.call, ctx.needs_input_grad
         if torch.is_grad_enabled():  # a second derivative follows
-            return (*_derive_from_whole(call, f, g, weight, bias, grad_losses, needed), None)
+            return (*_derive_from_whole(call, f, g, weight, bias, integers, grad_losses, needed), *[None] * 4)
         of_blank, of_label = transducer_lattice_backward(
-            grad_losses, blank_score, label_score, *call.integers(), beta, **call.penalties
+            grad_losses, blank_score, label_score, *integers, beta, **call.penalties
         )
         of_label = of_label * (1 + call.fastemit)
         wide = torch.promote_types(f.dtype, torch.float32)
@@ -250,7 +246,7 @@ class _FusedLoss(torch.autograd.Function):
         ones = f.new_ones(1, max(block.rows.stop - block.rows.start for block in call.blocks))
         for block in call.blocks:
             rows = block.rows
-            arguments, options = call.join_arguments(f, g, block)
+            arguments, options = call.join_arguments(f, g, integers[2], block)
             joint = transducer_join(*arguments, **options)
             grad = torch.nn.functional.linear(joint, weight, bias)
             transducer_scores_gradient_(
@@ -269,21 +265,25 @@ class _FusedLoss(torch.autograd.Function):
                     grad_g[block.entries, : block.positions] += of_positions
             del grad, joint  # before those of the next block
         found = [grad_f, grad_g, grad_weight, grad_bias]
-        return (*(x if x is None else x.to(f.dtype) for x in found), None)
+        return (*(x if x is None else x.to(f.dtype) for x in found), *[None] * 4)
 
 
 def _derive_from_whole(
-    call: _Call, f: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, grad: Tensor, needed: tuple[bool, ...]
+    call: _Call,
+    f: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    integers: list[Tensor],
+    grad: Tensor,
+    needed: tuple[bool, ...],
 ) -> list[Tensor | None]:
     """Returns the gradients by way of all logits, as tensors that can be differentiated again."""
-    targets, logit_lengths, target_lengths = call.integers()
-    joint = transducer_joint(f, g, logit_lengths, target_lengths, activation=call.activation)
+    joint = transducer_joint(f, g, *integers[1:], activation=call.activation)
     logits = torch.nn.functional.linear(joint, weight, bias)
     losses = transducer_loss(
         logits,
-        targets,
-        logit_lengths,
-        target_lengths,
+        *integers,
         blank=call.blank,
         fastemit=call.fastemit,
         reduction="none",

@@ -382,6 +382,17 @@ def test_fused_in_short_types(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtyp
         assert (grad.double() - other).abs().max() <= 4 * eps * other.abs().max()
 
 
+@pytest.mark.parametrize("at", range(3), ids=["targets", "logit_lengths", "target_lengths"])
+def test_integers_of_the_fused_loss_that_change_before_the_backward(at: int) -> None:
+    """The gradient would be that of another loss."""
+    f, g, weight = (torch.randn(s, requires_grad=True) for s in ((3, 5, 2), (3, 5, 2), (V, 2)))
+    integers = [example()[1], *lengths()]
+    loss = transducer_loss_fused(f, g, weight, None, *integers)
+    integers[at].copy_(integers[at].flip(0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_second_gradients_of_the_fused_loss() -> None:
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     shapes = (3, 5, 2), (3, 5, 2), (V, 2), (V,)

@@ -1,7 +1,7 @@
 """Rotary position embedding of queries and keys."""
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -60,6 +60,41 @@ def rotate_(
     interleaved: bool = False,
 ) -> None:
     """Rotates queries and keys in place: the operator behind `rope_`.
+
+    Args:
+        cos, sin, interleaved: as for `rotate`.
+    """
+    q.copy_(_turn(q, cos, sin, interleaved))
+    k.copy_(_turn(k, cos, sin, interleaved))
+
+
+@operator("opwright_ops::rotate_float64_tables")
+def rotate_float64_tables(
+    q: Float[Tensor, "*batch heads time 2*half+rest"],
+    k: Float[Tensor, "*batch key_heads time 2*half+rest"],
+    cos: Float64[Tensor, "*batch time half"],
+    sin: Float64[Tensor, "*batch time half"],
+    *,
+    interleaved: bool = False,
+) -> tuple[Float[Tensor, "*batch heads time 2*half+rest"], Float[Tensor, "*batch key_heads time 2*half+rest"]]:
+    """`rotate` with tables in float64: PyTorch's operators compute, in float64.
+
+    Args:
+        cos, sin, interleaved: as for `rotate`.
+    """
+    return _turn(q, cos, sin, interleaved), _turn(k, cos, sin, interleaved)
+
+
+@operator("opwright_ops::rotate_float64_tables_")
+def rotate_float64_tables_(
+    q: Mutates[Float[Tensor, "*batch heads time 2*half+rest"]],
+    k: Mutates[Float[Tensor, "*batch key_heads time 2*half+rest"]],
+    cos: Float64[Tensor, "*batch time half"],
+    sin: Float64[Tensor, "*batch time half"],
+    *,
+    interleaved: bool = False,
+) -> None:
+    """`rotate_` with tables in float64: PyTorch's operators compute, in float64.
 
     Args:
         cos, sin, interleaved: as for `rotate`.

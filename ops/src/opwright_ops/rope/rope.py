@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opwright_ops.refusals import refuse, shown
-from opwright_ops.rope.op import rotate, rotate_
+from opwright_ops.rope.op import rotate, rotate_, rotate_float64_tables, rotate_float64_tables_
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = 
         TypeError: types do not fit.
     """
     cos, sin = _prepare("rope", q, k, cos, sin)
-    call = rotate.operator.declaration.reference if cos.dtype == torch.float64 else rotate
+    call = rotate_float64_tables if cos.dtype == torch.float64 else rotate
     return call(q, k, cos, sin, interleaved=interleaved)
 
 
@@ -46,7 +46,7 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
     Raises:
         ValueError: shapes or devices do not fit.
         TypeError: types do not fit.
-        RuntimeError: `q` or `k` requires a gradient.
+        RuntimeError: a tensor requires a gradient.
     """
     cos, sin = _prepare("rope_", q, k, cos, sin)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
@@ -57,7 +57,7 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
             hint="`rope`",
             subject="rope_",
         )
-    call = rotate_.operator.declaration.reference if cos.dtype == torch.float64 else rotate_
+    call = rotate_float64_tables_ if cos.dtype == torch.float64 else rotate_
     call(q, k, cos, sin, interleaved=interleaved)
 
 
@@ -66,8 +66,6 @@ def _prepare(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple
     if cos.dtype != sin.dtype:
         refuse(TypeError, "sin", "must have the type of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name)
     _check_ranks(name, q, cos)
-    if cos.dtype == torch.float64:
-        _check_shapes(name, q, k, cos)
     if cos.shape != sin.shape:
         refuse(
             ValueError, "sin", "must have the shape of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name
@@ -110,15 +108,3 @@ def _check_ranks(name: str, q: Tensor, cos: Tensor) -> None:
         refuse(ValueError, "q", "must be [*batch, heads, time, dim]", ("got", shown(q)), subject=name)
     if cos.ndim < 2:
         refuse(ValueError, "cos", "must be [time, half] at its end", ("got", shown(cos)), subject=name)
-
-
-def _check_shapes(name: str, q: Tensor, k: Tensor, cos: Tensor) -> None:
-    """Checks what the reference would broadcast: float64 tables run in it, without the checks of an operator."""
-    if k.dtype != q.dtype:
-        refuse(TypeError, "k", "must have the type of `q`", ("q", shown(q)), ("k", shown(k)), subject=name)
-    if k.shape[:-3] != q.shape[:-3] or k.shape[-2:] != q.shape[-2:]:
-        rule = "must have the shape of `q` but for the number of heads"
-        refuse(ValueError, "k", rule, ("q", shown(q)), ("k", shown(k)), subject=name)
-    if cos.shape[-2] != q.shape[-2]:
-        rule = f"must have one row for each of time = {q.shape[-2]}"
-        refuse(ValueError, "cos", rule, ("q", shown(q)), ("cos", shown(cos)), subject=name)

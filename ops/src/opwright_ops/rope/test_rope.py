@@ -206,12 +206,15 @@ def test_refusals() -> None:
         ((q, k[..., :6], cos, sin), "`k`"),
         ((q, k.half(), cos, sin), "`q`"),
         ((q, k, cos, sin.double()), "`sin` must have the type of `cos`"),
+        ((q, k[:1], cos, sin), r"\*batch = \[2\]"),
+        ((q.long(), k.long(), cos, sin), "`q` must have a dtype of `Float`"),
+        ((q.cfloat(), k.cfloat(), cos, sin), "`q` must have a dtype of `Float`"),
+        ((q, k, cos.to("meta"), sin), "device of `q`"),
         ((q[0, 0], k[0, 0], cos, sin), "must be"),
         ((q, k, cos[0], sin[0]), "must be"),
     ]
-    # Tables in float64 run in the reference, which would broadcast.
+    # Tables in float64 have operators of their own.
     cases += [((*a[:2], *(t.double() for t in a[2:])), m) for a, m in cases if a[2].dtype == a[3].dtype]
-    cases.append(((q, k[:1], cos.double(), sin.double()), "shape of `q`"))
     for arguments, message in cases:
         for call in (rope, rope_):
             with pytest.raises((ValueError, TypeError), match=message):
@@ -219,6 +222,10 @@ def test_refusals() -> None:
     for made in (cos, cos.double()):
         with pytest.raises(RuntimeError, match="no gradient"):
             rope_(q.clone().requires_grad_() * 1, k, made, sin.to(made.dtype))
+        with pytest.raises(RuntimeError, match="no gradient"):
+            rope_(q, k, made.clone().requires_grad_(), sin.to(made.dtype))
+        with pytest.raises(ValueError, match="share memory"):
+            rope_(q, q[:, :1], made, sin.to(made.dtype))
 
 
 @pytest.mark.compiler

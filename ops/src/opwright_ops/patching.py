@@ -68,6 +68,9 @@ def _replace_lstm(model: nn.Module, name: str, module: nn.LSTM, made: dict[nn.Mo
     if not name:
         done.left[name] = "it is the model itself: `LSTM.from_torch(model)` returns another one"
         return
+    if "forward" in vars(module):
+        done.left[name] = "it has a `forward` of its own, which would not be called"
+        return
     if any(hooks for attribute, hooks in vars(module).items() if attribute.endswith("_hooks")):
         done.left[name] = "it has hooks, which would not be called"
         return

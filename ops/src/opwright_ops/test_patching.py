@@ -73,12 +73,14 @@ def test_what_is_left() -> None:
     done = opwright_ops.patch(model)
     assert str(done) == "replaced nothing\nleft `hooked`: it has hooks, which would not be called"
     assert type(model["own"]) is Own
-    renaming, buffered = nn.LSTM(3, 3), nn.LSTM(3, 3)
+    renaming, buffered, wrapped = nn.LSTM(3, 3), nn.LSTM(3, 3), nn.LSTM(3, 3)
+    wrapped.forward = lambda x: (x, None)
     renaming.register_load_state_dict_pre_hook(lambda *_: None)
     buffered.register_buffer("h0", torch.zeros(1, 3))
-    assert opwright_ops.patch(nn.ModuleDict({"a": renaming, "b": buffered})).left == {
+    assert opwright_ops.patch(nn.ModuleDict({"a": renaming, "b": buffered, "c": wrapped})).left == {
         "a": "it has hooks, which would not be called",
         "b": "it has other parameters, buffers or modules than nn.LSTM has",
+        "c": "it has a `forward` of its own, which would not be called",
     }
     alone = nn.LSTM(3, 3)
     assert opwright_ops.patch(alone).left == {

@@ -155,7 +155,7 @@ def _divide(lengths: list[list[int]], v: int, device: torch.device) -> list[_Blo
             parts += [(entry, entry + 1, start, min(start + step, frames)) for start in range(0, frames, step)]
             entry += 1
             continue
-        end, rows = entry, 0
+        end, rows = entry + 1, counts[entry]  # one frame with many positions may be more by itself
         while end < len(lengths) and (rows := rows + counts[end]) <= most:
             end += 1
         parts.append((entry, end, 0, max(each[0] for each in lengths[entry:end])))

@@ -393,6 +393,15 @@ def test_integers_of_the_fused_loss_that_change_before_the_backward(at: int) -> 
         loss.backward()
 
 
+def test_one_frame_of_the_fused_loss_that_has_more_rows_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MAX_LOGITS", 2 * V)
+    monkeypatch.setattr(fused, "MAX_LOGITS_ON_CPU", 2 * V)
+    f, g, weight = (torch.randn(s) for s in ((2, 1, 6), (2, 5, 6), (V, 6)))
+    integers = torch.randint(1, V, (2, 4)), torch.tensor([1, 1]), torch.tensor([4, 2])
+    wanted = transducer_loss(F.linear(transducer_joint(f, g), weight), *integers)
+    torch.testing.assert_close(transducer_loss_fused(f, g, weight, None, *integers), wanted)
+
+
 def test_second_gradients_of_the_fused_loss() -> None:
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     shapes = (3, 5, 2), (3, 5, 2), (V, 2), (V,)

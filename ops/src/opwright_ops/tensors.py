@@ -1,7 +1,8 @@
-"""What references and costs of several operators do with tensors."""
+"""What several operators ask of tensors and do with them."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -13,3 +14,9 @@ def widened(x: Tensor) -> Tensor:
 def bytes_of(*tensors: Tensor | None) -> int:
     """Returns the bytes that all elements take."""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def is_autocast_on(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor: never for devices without it, such as "meta"."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from opwright_ops.cross_entropy.op import row_cross_entropy, row_cross_entropy_gradient_, row_logsumexp, total_loss
 from opwright_ops.refusals import refuse
+from opwright_ops.tensors import is_autocast_on
 
 
 def logsumexp(input: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ def cross_entropy(
         weighting = {"ignore_index": ignore_index, "is_mean": reduction == "mean"}
         loss = total_loss(loss.reshape(-1), target.reshape(-1), **weighting).total
     is_short = logits.element_size() == 2
-    return loss.to(torch.float32 if is_short and torch.is_autocast_enabled(logits.device.type) else logits.dtype)
+    return loss.to(torch.float32 if is_short and is_autocast_on(logits) else logits.dtype)
 
 
 def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:

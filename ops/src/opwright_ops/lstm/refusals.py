@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opwright_ops import refusals
 from opwright_ops.refusals import shown as shown
+from opwright_ops.tensors import is_autocast_on
 
 
 def refuse(
@@ -264,10 +265,7 @@ def _is_number(value: Any) -> bool:
 def fits(value: Tensor, weight: Tensor) -> bool:
     """Whether a tensor can be computed with: of the weights' type, or brought to one by autocast."""
     return value.dtype == weight.dtype or (
-        torch.amp.is_autocast_available(weight.device.type)
-        and torch.is_autocast_enabled(weight.device.type)
-        and value.is_floating_point()
-        and torch.float64 not in (value.dtype, weight.dtype)
+        is_autocast_on(weight) and value.is_floating_point() and torch.float64 not in (value.dtype, weight.dtype)
     )
 
 

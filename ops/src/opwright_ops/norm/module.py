@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from opwright_ops.norm.norm import layer_norm, rms_norm
+from opwright_ops.tensors import is_autocast_on
 
 
 def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
@@ -21,14 +22,14 @@ def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
     weight = module.weight
     if weight is None or weight.dtype == input.dtype:
         return True
-    if input.device.type != "cpu" and torch.is_autocast_enabled(input.device.type):
+    if input.device.type != "cpu" and is_autocast_on(input):
         return True
     return weight.dtype == torch.float32 and input.dtype in (torch.float16, torch.bfloat16)
 
 
 def _as_in_pytorch(input: Tensor) -> AbstractContextManager[Any]:
     """Returns a context with PyTorch's autocast of norms: on CPUs it has none."""
-    if input.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+    if input.device.type == "cpu" and is_autocast_on(input):
         return torch.autocast("cpu", enabled=False)
     return nullcontext()
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opwright_ops.norm import op
 from opwright_ops.norm.op import OF_ONE_TYPE, WITH_FLOAT32_WEIGHT, AddRmsNormOutputs, Norms
+from opwright_ops.tensors import is_autocast_on
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -17,7 +18,7 @@ def _norms_for(input: Any, columns: Any) -> Norms:
     """Returns the operators that take rows with a weight or bias of another type, or refuse it."""
     is_mixed = getattr(columns, "dtype", None) == torch.float32 and getattr(input, "dtype", None) in _HALVES
     # Autocast makes float32 of both.
-    return WITH_FLOAT32_WEIGHT if is_mixed and not torch.is_autocast_enabled(input.device.type) else OF_ONE_TYPE
+    return WITH_FLOAT32_WEIGHT if is_mixed and not is_autocast_on(input) else OF_ONE_TYPE
 
 
 def _into(out: Any) -> dict[str, Any]:

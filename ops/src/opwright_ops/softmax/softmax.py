@@ -7,6 +7,7 @@ from torch import Tensor
 
 from opwright_ops.refusals import refuse, shown
 from opwright_ops.softmax.op import softmax as softmax_of_rows
+from opwright_ops.tensors import is_autocast_on
 
 
 def softmax(input: Tensor, dim: int = -1) -> Tensor:
@@ -39,7 +40,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
     if input.ndim and dim == input.ndim - 1:
         return softmax_of_rows(input)
     # PyTorch's autocast leaves 16 bits as they are on CPUs; the operator does not.
-    is_widened = input.element_size() == 2 and torch.is_autocast_enabled(input.device.type)
+    is_widened = input.element_size() == 2 and is_autocast_on(input)
     return torch.softmax(input, dim, dtype=torch.float32 if is_widened else None)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from opwright_ops.refusals import refuse, shown
+from opwright_ops.tensors import is_autocast_on
 from opwright_ops.transducer.loss import (
     Reduction,
     check_targets,
@@ -95,7 +97,7 @@ def transducer_loss_fused(
     if len(targets) != len(f) or targets.shape[1] + 1 != g.shape[1]:
         rows = ("g", shown(g)), ("targets", shown(targets))
         refuse(ValueError, "targets", "must be [B, U] where `g` is [B, U + 1, H]", *rows, subject=_SUBJECT)
-    if torch.is_autocast_enabled(f.device.type):
+    if is_autocast_on(f):
         dtype = torch.get_autocast_dtype(f.device.type)
         f, g, weight, bias = (x if x is None else x.to(dtype) for x in (f, g, weight, bias))
     given = {"f": f, "g": g, "weight": weight} | ({} if bias is None else {"bias": bias})
@@ -121,7 +123,7 @@ def transducer_loss_fused(
         blocks=_divide(lengths.tolist(), len(weight), f.device),
     )
     integers = (each.to(f.device).long() for each in (targets, logit_lengths, target_lengths))
-    with torch.autocast(f.device.type, enabled=False):
+    with torch.autocast(f.device.type, enabled=False) if is_autocast_on(f) else nullcontext():
         losses = _FusedLoss.apply(f, g, weight, bias, call, *integers)
     return reduce(losses.to(torch.promote_types(f.dtype, torch.float32)), reduction, _SUBJECT)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import nn
 
 from opwright_ops.lstm import LSTM
 from opwright_ops.norm.module import LayerNorm, RMSNorm
+from opwright_ops.refusals import refuse
 
 # Those with the same attributes become modules of the other class where they are.
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {nn.RMSNorm: RMSNorm, nn.LayerNorm: LayerNorm}
@@ -26,13 +28,28 @@ class Patch:
 
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+    _undo: dict[str, Callable[[], str]] = field(default_factory=dict, repr=False)
 
     def undo(self) -> None:
-        """Puts back what was replaced, with the parameters that it has now."""
-        while self._undo:
-            self._undo.pop()()
-        self.replaced = {}
+        """Puts back what was replaced, with the parameters, the mode and the hooks that it has now.
+
+        Raises:
+            RuntimeError: modules that were changed since, such as by a parametrization, stay replaced; all others were
+                put back.
+        """
+        obstacles = {}
+        for name in reversed(list(self._undo)):
+            if obstacle := self._undo[name]():
+                obstacles[name] = obstacle
+            else:
+                del self._undo[name], self.replaced[name]
+        if obstacles:
+            rule = "could not put back some modules, which were changed since `patch`"
+            hint = (
+                "undo these changes, such as by `torch.nn.utils.parametrize.remove_parametrizations(module, name)`, "
+                "and call `undo()` again"
+            )
+            refuse(RuntimeError, "undo", rule, *obstacles.items(), hint=hint, subject="patch")
 
     def __str__(self) -> str:
         counts = Counter(self.replaced.values())
@@ -51,14 +68,14 @@ def patch(model: nn.Module) -> Patch:
     """
     done = Patch()
     made: dict[nn.Module, nn.Module] = {}
-    changed: dict[nn.Module, str] = {}
+    changed: dict[nn.Module, type[nn.Module]] = {}
     for name, module in [*model.named_modules(remove_duplicate=False)]:
         kind = type(module)
         if kind in _CLASSES:
-            module.__class__, changed[module] = _CLASSES[kind], kind.__name__
-            done._undo.append(lambda module=module, kind=kind: setattr(module, "__class__", kind))
+            module.__class__, changed[module] = _CLASSES[kind], kind
         if module in changed:
-            done.replaced[name] = changed[module]
+            done.replaced[name] = changed[module].__name__
+            done._undo[name] = partial(_put_back_class, module, changed[module])
         elif kind is nn.LSTM:
             _replace_lstm(model, name, module, made, done)
     return done
@@ -86,13 +103,30 @@ def _replace_lstm(model: nn.Module, name: str, module: nn.LSTM, made: dict[nn.Mo
     parent, _, child = name.rpartition(".")
     holder = model.get_submodule(parent)
     setattr(holder, child, made[module])
-    done._undo.append(lambda: _put_back(module, made[module], holder, child))
+    done._undo[name] = partial(_put_back, module, made[module], holder, child)
     done.replaced[name] = "LSTM"
 
 
-def _put_back(module: nn.LSTM, made: nn.Module, holder: nn.Module, child: str) -> None:
-    """Puts an nn.LSTM where it was: with the parameters that were loaded since, in the same mode."""
+def _put_back_class(module: nn.Module, kind: type[nn.Module]) -> str:
+    """Gives a module its class back; returns why not, or nothing."""
+    if type(module) not in (kind, _CLASSES[kind]):  # `kind`: it has several names, and one was put back
+        return f"its class is `{type(module).__name__}`"
+    module.__class__ = kind
+    return ""
+
+
+def _put_back(module: nn.LSTM, made: nn.Module, holder: nn.Module, child: str) -> str:
+    """Puts an nn.LSTM where it was, with what `made` has been given since; returns why not, or nothing."""
+    if type(made) is not LSTM:
+        return f"its class is `{type(made).__name__}`"
+    if made._buffers or made._modules or set(made._parameters) != set(module._flat_weights_names):
+        return "it has other parameters, buffers or modules than nn.LSTM has"
+    # Such hooks are bound to the module that they were registered on.
+    if any(getattr(hook, "with_module", False) for hook in made._load_state_dict_pre_hooks.values()):
+        return "it has hooks that were registered by `register_load_state_dict_pre_hook`"
+    vars(module).update({name: hooks for name, hooks in vars(made).items() if "_hook" in name})
     for name, parameter in made.named_parameters():
         setattr(module, name, parameter)
     module.train(made.training)
     setattr(holder, child, module)
+    return ""

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 import opwright_ops
 from opwright_ops import LSTM, LayerNorm, RMSNorm
@@ -146,3 +147,46 @@ def test_undo_keeps_what_was_loaded_and_the_mode() -> None:
     assert not model[0].training
     assert all(value is loaded[name] for name, value in model.named_parameters())
     assert not model(torch.randn(3, 1, 4))[0].any()
+
+
+def test_undo_carries_hooks_over() -> None:
+    model, calls = nn.Sequential(nn.LSTM(4, 4)), []
+    done = opwright_ops.patch(model)
+    handle = model[0].register_forward_hook(lambda module, *_: calls.append(type(module)))
+    done.undo()
+    model(torch.randn(3, 1, 4))
+    handle.remove()
+    model(torch.randn(3, 1, 4))
+    assert calls == [nn.LSTM]
+
+
+def test_undo_of_modules_that_were_changed_since() -> None:
+    """The others are put back, and these once the change is undone."""
+    model = nn.ModuleDict({"a": nn.LayerNorm(4), "b": nn.LSTM(4, 4), "c": nn.LayerNorm(4), "d": nn.LSTM(4, 4)})
+    done = opwright_ops.patch(model)
+    parametrized = {"a": "weight", "b": "weight_ih_l0"}
+    for name, weight in parametrized.items():
+        parametrizations.weight_norm(model[name], weight)
+    model["d"].register_buffer("h0", torch.zeros(1, 4))
+    with pytest.raises(RuntimeError) as caught:
+        done.undo()
+    assert (
+        str(caught.value)
+        == """`patch`: `undo` could not put back some modules, which were changed since `patch`
+
+  d  it has other parameters, buffers or modules than nn.LSTM has
+  b  its class is `ParametrizedLSTM`
+  a  its class is `ParametrizedLayerNorm`
+
+hint: undo these changes, such as by `torch.nn.utils.parametrize.remove_parametrizations(module, name)`, and call \
+`undo()` again"""
+    )
+    assert done.replaced == {"a": "LayerNorm", "b": "LSTM", "d": "LSTM"}
+    assert type(model["c"]) is nn.LayerNorm
+    for name, weight in parametrized.items():
+        parametrize.remove_parametrizations(model[name], weight)
+    del model["d"].h0
+    done.undo()
+    assert done.replaced == {}
+    assert [type(m) for m in model.values()] == [nn.LayerNorm, nn.LSTM, nn.LayerNorm, nn.LSTM]
+    assert model["b"](torch.randn(3, 1, 4))[0].shape == (3, 1, 4)

@@ -24,8 +24,8 @@ class AdamW(Optimizer):
     """AdamW with the state_dict of torch.optim.AdamW and, up to rounding, its results; a step is one launch.
 
     There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
-    tensors. `foreach`, `fused` and `differentiable` are not accepted. A
-    `state_dict` of torch.optim.AdamW can be loaded, and the other way round.
+    tensors. `foreach`, `fused` and `differentiable` are not accepted, nor in a group of parameters. A `state_dict` of
+    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as for torch.optim.AdamW; `lr` may be a tensor.
@@ -39,7 +39,8 @@ class AdamW(Optimizer):
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: a parameter is complex, or `state_dtype` is not one of the types.
+        TypeError: a parameter is complex, `state_dtype` is not one of the types, or a group asks for `foreach`, `fused`
+            or `differentiable`.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class AdamW(Optimizer):
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             if not value >= 0:
                 refuse(ValueError, name, "must be at least 0", ("got", str(value)), subject="AdamW")
+        if len(betas) != 2:
+            refuse(ValueError, "betas", "must be two numbers", ("got", str(betas)), subject="AdamW")
         for i, beta in enumerate(betas):
             if not 0 <= beta < 1:
                 refuse(ValueError, f"betas[{i}]", "must be from 0 to below 1", ("got", str(beta)), subject="AdamW")
@@ -92,6 +95,7 @@ class AdamW(Optimizer):
         """Adds parameters with options of their own, as torch.optim.Optimizer does."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        self._check_unused_options(group)
         if group["stochastic_rounding"] and not group["seed"]:
             seeds = [each["seed"] for each in self.param_groups if each["seed"]]
             group["seed"] = seeds[0] if seeds else int(torch.randint(1, 1 << 62, ()))
@@ -111,6 +115,14 @@ class AdamW(Optimizer):
             self.param_groups.pop()
             refuse(TypeError, "params", rule, ("got", shown(param)), hint=hint, subject="AdamW")
 
+    def _check_unused_options(self, group: dict[str, Any]) -> None:
+        for name, default in _UNUSED_OPTIONS.items():
+            if bool(group[name]) != bool(default):
+                self.param_groups.pop()
+                rows = ("got", str(group[name])), ("expected", str(default))
+                hint = f"`torch.optim.AdamW`, or leave `{name}` out"
+                refuse(TypeError, name, "is not supported in a group of parameters", *rows, hint=hint, subject="AdamW")
+
     # What load_state_dict loads, as its hooks have left it, and the options that this optimizer had.
     _loading: tuple[Mapping[str, Any], list[dict[str, Any]]] | None = None
 
@@ -120,6 +132,7 @@ class AdamW(Optimizer):
             for name, value in self.defaults.items():
                 if name != "lr":
                     group.setdefault(name, value)
+            group["decoupled_weight_decay"] = True  # as torch.optim.AdamW, also with a state of torch.optim.Adam
         if self._loading is not None:
             self._take_loaded(*self._loading)
             return

@@ -215,6 +215,17 @@ def test_state_dicts_both_ways(amsgrad: bool, capturable: bool) -> None:
     assert_same(mine, into_mine, theirs, into_theirs, torch.finfo(torch.float32).eps)
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_states_of_other_implementations(kind: type[torch.optim.Adam], options: dict[str, bool]) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    mine, theirs = AdamW([weight]), torch.optim.AdamW([weight])
+    given = run(lambda params: kind(params, weight_decay=1e-2, **options), [nn.Parameter(torch.ones(3))]).state_dict()
+    for optimizer in (mine, theirs):
+        optimizer.load_state_dict(given)
+        assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+
+
 def test_loaded_states_keep_their_type() -> None:
     """PyTorch's own load_state_dict would round them to the type of the parameter."""
     params = parameters(torch.bfloat16)
@@ -362,6 +373,7 @@ def test_refusals() -> None:
         ({"eps": -1.0}, "`eps`"),
         ({"betas": (1.0, 0.9)}, r"`betas\[0\]`"),
         ({"betas": (0.9, 1.0)}, r"`betas\[1\]`"),
+        ({"betas": (0.9,)}, "`betas` must be two numbers"),
         ({"weight_decay": -1.0}, "`weight_decay`"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -378,6 +390,11 @@ def test_refusals() -> None:
     ):
         with pytest.raises(TypeError, match=message):
             AdamW([param], **options)
+    for option in ({"foreach": True}, {"fused": True}, {"differentiable": True}, {"decoupled_weight_decay": False}):
+        optimizer = AdamW([nn.Parameter(torch.ones(3))])
+        with pytest.raises(TypeError, match=f"`{next(iter(option))}` is not supported in a group"):
+            optimizer.add_param_group({"params": [weight], **option})
+        assert len(optimizer.param_groups) == 1
     table = nn.Embedding(4, 3, sparse=True)
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse gradients"):

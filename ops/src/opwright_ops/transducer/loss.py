@@ -65,7 +65,8 @@ def transducer_loss(
         IndexError: a target within its length, or `blank`, is outside of the vocabulary.
         TypeError: targets or lengths are not integers.
 
-        Lengths and targets on a GPU that do not fit end in an assertion there, as in PyTorch's own losses.
+        Lengths and targets on a GPU that do not fit end in an assertion there, as in PyTorch's own losses. In compiled
+        code lengths on the CPU that do not fit raise a RuntimeError. Under vmap over the lengths they are not detected.
 
     Source:
         Graves, arXiv:1211.3711; delay penalty: Kang et al., arXiv:2211.00490; FastEmit: Yu et al.,

@@ -332,7 +332,7 @@ def check_rows(
 def check_lengths(
     subject: str, logit_lengths: Tensor, target_lengths: Tensor, *, frames: int, labels: int, rows: int | None
 ) -> int:
-    """Returns the frames of the longest utterance; under vmap, where numbers cannot be read, all.
+    """Returns the frames of the longest utterance; under vmap, where numbers cannot be read or checked, all.
 
     Args:
         frames, labels: the most that an utterance may have.

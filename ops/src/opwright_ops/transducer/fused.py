@@ -60,6 +60,9 @@ def transducer_loss_fused(
     is exact: nothing is pruned. Rows behind the lengths are not computed. On a GPU a step takes 1.6 times as long as
     with `transducer_joint`, a linear layer and `transducer_loss`, and a sixtieth of the memory.
 
+    It reads the lengths, so `torch.compile(fullgraph=True)` and `torch.export` do not take it. Transforms of torch.func
+    (vmap, grad, jvp) and forward-mode gradients are not supported either. The three calls above support all of these.
+
     Args:
         f: [B, T, H], the output of the encoder.
         g: [B, U + 1, H], that of the predictor.
@@ -78,7 +81,12 @@ def transducer_loss_fused(
         ValueError: shapes or lengths do not fit; `activation` or `reduction` is unknown.
         IndexError: a target within its length, or `blank`, is outside of the vocabulary.
         TypeError: types do not fit, or a tensor is a DTensor.
+        NotImplementedError: a transform of torch.func is active.
     """
+    if torch._C._are_functorch_transforms_active():
+        hint = "`transducer_loss(linear(transducer_joint(f, g), weight, bias), ...)`"
+        rule = "do not support transforms of torch.func"
+        refuse(NotImplementedError, "f, g, weight", rule, hint=hint, subject=_SUBJECT)
     if activation not in ("relu", "tanh", None):
         got = ("got", repr(activation)), ("expected", '"relu", "tanh" or None')
         refuse(ValueError, "activation", "is unknown", *got, subject=_SUBJECT)

@@ -402,6 +402,13 @@ def test_one_frame_of_the_fused_loss_that_has_more_rows_than_a_block(monkeypatch
     torch.testing.assert_close(transducer_loss_fused(f, g, weight, None, *integers), wanted)
 
 
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=lambda each: each.__name__)
+def test_the_fused_loss_refuses_transforms(transform: Any) -> None:
+    g, weight, targets = torch.zeros(3, 5, 8), torch.zeros(V, 8), torch.zeros(3, 4).long()
+    with pytest.raises(NotImplementedError, match="do not support transforms"):
+        transform(lambda f: transducer_loss_fused(f, g, weight, None, targets, *lengths()))(torch.zeros(3, 5, 8))
+
+
 def test_second_gradients_of_the_fused_loss() -> None:
     generator = torch.Generator(torch.get_default_device()).manual_seed(5)
     shapes = (3, 5, 2), (3, 5, 2), (V, 2), (V,)

@@ -46,7 +46,7 @@ void update(C* __restrict p, const C* __restrict g, C* __restrict m, C* __restri
   for (int64_t i = 0; i < count; ++i) {
     const C grad = g[i] * f.sign;
     m[i] += (grad - m[i]) * f.take1;
-    v[i] = v[i] * f.keep2 + grad * grad * f.take2;
+    v[i] = v[i] * f.keep2 + grad * f.take2 * grad;  // the square may have no room
     C square = v[i];
     if constexpr (kHasMost) {
       // A NaN stays, whichever of the two it is.

@@ -142,7 +142,7 @@ struct Elements {
     for (int i = 0; i < N; ++i) {
       const C grad = g[i] * f.sign;
       m[i] += (grad - m[i]) * f.take1;
-      v[i] = v[i] * f.keep2 + grad * grad * f.take2;
+      v[i] = v[i] * f.keep2 + grad * f.take2 * grad;  // the square may have no room
       C square = v[i];
       if (e.most) {
         // A NaN stays, whichever of the two it is.

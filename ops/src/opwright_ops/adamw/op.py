@@ -98,7 +98,7 @@ def _declare(suffix: str, State: Any) -> Any:
             p, g, m, v, *most = (x.to(wide) for x in (param, grad, *states))
             g = -g if maximize else g
             m = m + (g - m) * (1 - beta1)
-            v = v * beta2 + g * g * (1 - beta2)
+            v = v * beta2 + g * (1 - beta2) * g  # the square may have no room
             most = torch.maximum(most[0], v) if most else v
             denominator = (most / (1 - beta2**t)).sqrt() + eps
             p = p - p * (rate_now * weight_decay) - rate_now / (1 - beta1**t) * (m / denominator)

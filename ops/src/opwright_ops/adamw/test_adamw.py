@@ -354,6 +354,15 @@ def test_the_kernel_draws_what_the_reference_draws() -> None:
             assert (found != wanted).sum() <= found.numel() / 10_000
 
 
+def test_a_gradient_whose_square_is_infinite() -> None:
+    """What of it is added to the state is not."""
+    param = nn.Parameter(torch.ones(3))
+    param.grad = torch.full((3,), 1e20)
+    optimizer = AdamW([param])
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state[param]["exp_avg_sq"], torch.full((3,), 1e37))
+
+
 def test_nan_stays_in_stochastic_rounding() -> None:
     weight = nn.Parameter(torch.tensor([math.nan, 1.0, math.inf], dtype=torch.bfloat16))
     weight.grad = torch.tensor([1.0, math.nan, 1.0], dtype=torch.bfloat16)

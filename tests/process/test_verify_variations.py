@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 
 import pytest
 import torch
@@ -184,6 +185,32 @@ def test_a_reference_that_grows_faster_than_its_input_gets_no_large_part(grows: 
     record = opwright.verify(reference, reference=reference, samples=[(drawn(4),)], checks=["numerics"], isolated=False)
     assert record.passed, record.failures
     assert 1000 < max(rows) < 5000
+
+
+def test_a_slow_candidate_gets_the_sample_and_what_the_time_is_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
+
+    def slow(x: Tensor) -> Tensor:
+        now[0] += 6
+        return x * 2
+
+    def check(name: str, *samples: Tensor):
+        record = opwright.verify(
+            slow, reference=lambda x: x * 2, samples=[(x,) for x in samples], checks=[name], isolated=False
+        )
+        assert record.passed
+        return record.checks[0]
+
+    few = check("numerics", drawn(3, 5))
+    assert few.cases == len(few.errors) == 2
+    assert re.fullmatch(r"2 of more than \d\d cases: one takes up to 6 s", few.note)
+    every = check("numerics", drawn(3, 5), drawn(4, 6), drawn(5, 7))
+    assert [error.case for error in every.errors][:3] == [
+        "f32[3, 5] (sample 0)",
+        "f32[4, 6] (sample 1)",
+        "f32[5, 7] (sample 2)",
+    ]
 
 
 def by_windows(x: Tensor) -> Tensor:

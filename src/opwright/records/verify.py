@@ -51,7 +51,7 @@ class Check:
         name: "numerics", "gradcheck", "opcheck", "compile", ...
         outcome: "passed", "failed", "skipped", or "undecided" where the oracle could decide no case.
         cases: how many inputs were tried.
-        reason: why it was skipped.
+        reason: why it was skipped, or why only some of its cases were tried.
         worst_ratio: largest error over allowance; up to 1 passes.
         worst_ulp: error of the element nearest to its allowance, in units in the last place of the output's dtype.
         seconds: how long it took.
@@ -97,9 +97,9 @@ class Check:
 
     @property
     def note(self) -> str:
-        """Why it was skipped, or how many cases are undecided: `2 cases undecided`; else ""."""
+        """Why it was skipped, or only some of its cases were tried, or how many are undecided: `2 cases undecided`."""
         count = len(self.undecided)
-        return f"{plural(count, 'case')} undecided" if count else self.reason
+        return "; ".join(filter(None, [f"{plural(count, 'case')} undecided" if count else "", self.reason]))
 
     @property
     def explanation(self) -> str:

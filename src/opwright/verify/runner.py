@@ -53,6 +53,7 @@ from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
 from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_gpu, is_lost
 from opwright.verify.global_state import Guard, in_threads
+from opwright.verify.inputs.budget import Pace
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.request import NotPortable, Request, pack, unpack
 from opwright.verify.shrink import shrink
@@ -456,6 +457,7 @@ class _Here:
         findings: list[Finding] = []
         changes: dict[str, str] = {}  # of the process, and on which case
         target.current = None
+        target.pace = Pace() if target.effort != "full" else None
 
         def note_changes() -> None:
             case = str(target.current) if target.current else "the check itself"
@@ -504,7 +506,7 @@ class _Here:
             job.name,
             _outcome(bool(bad or changes), len(findings), len(undecided)),
             cases=len(findings),
-            reason="" if findings or changes else reason,
+            reason=target.pace.tell() if findings and target.pace else "" if findings or changes else reason,
             worst_ulp=worst.worst_ulp,
             worst_ratio=worst.worst_ratio,
             seconds=time.perf_counter() - start,

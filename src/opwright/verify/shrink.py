@@ -61,7 +61,9 @@ def _narrow(value: Any, size: int, start: int, kept: int) -> Any:
 def _fails(check: Check, target: Target, case: Case, found: Finding) -> Finding | None:
     if not _is_input(target, case):
         return None
-    alone = replace(target, current=None, memo=None, expand=False)  # that part and nothing that follows from it
+    alone = replace(
+        target, current=None, memo=None, expand=False, pace=None
+    )  # that part and nothing that follows from it
     alone._cases, alone.boundaries = [(None, case)], [case]
     try:
         again = next((f for f in check(alone) if f.message), None)

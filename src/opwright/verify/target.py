@@ -28,7 +28,7 @@ from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, raise_if_lost, wait_for
 from opwright.verify.formulas import WidenCasts
 from opwright.verify.global_state import CallThreads
-from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.inputs.budget import Pace, is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.values import derived_cases
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
@@ -75,6 +75,7 @@ class Target:
         callables: what a callable and its reference are; None for an operator.
         expand: whether more inputs are made from the samples of a callable.
         boundaries: the inputs of that check; None: those that follow from the contract.
+        pace: leaves cases out where they would take minutes; None: does not.
         refused: the inputs among those made for `cases` on which the reference raises.
     """
 
@@ -97,6 +98,7 @@ class Target:
     wait: Callable[[torch.device], None] = wait_for
     oracle: Oracle | OracleProcess = field(default_factory=Oracle)
     key: str = ""
+    pace: Pace | None = None
     refused: list[Case] = field(default_factory=list)
     _mutated: list[int] | None = None
     _drawn: Contract | None = None
@@ -243,6 +245,11 @@ class Target:
             if not self._cases and self.operator is not None:
                 self._refuse_no_input([case for _, case in found])
         return self._cases
+
+    def within_time(self, cases: Iterable[Case] | None = None) -> Iterable[Case]:
+        """Returns the cases, by default every input, that a check has the time for."""
+        cases = [case for _, case in self.cases()] if cases is None else cases
+        return cases if self.pace is None else self.pace.choose(cases)
 
     def _refuse_no_input(self, refused: list[Case]) -> None:
         name = self.operator.declaration.name

@@ -234,7 +234,7 @@ def gradient_numerics(target: Target) -> Iterator[Finding]:
     """Gradients in every dtype against those of the reference in float64."""
     need_gradient(target)
     has_some, refused = False, None
-    for case in _with_gradients(target):
+    for case in target.within_time(_with_gradients(target)):
         try:
             expected = expected_gradients(target, case)
         except RuntimeError as error:  # PyTorch has none for an empty batch of pixel_shuffle, say
@@ -517,7 +517,8 @@ def _gradients_that_are(target: Target, values: list[Any]) -> list[torch.Tensor]
 def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
     """Gradients of the samples against those of the reference in float64, parameters of modules included."""
     compared = False
-    for case in (c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")):
+    cases = [c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
+    for case in target.within_time(cases):
         asked = _differentiable_by(target, case)
         if not asked:
             continue

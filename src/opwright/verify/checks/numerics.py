@@ -55,7 +55,7 @@ _ACCEPTED = "returned a result"
 def numerics(target: Target) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
     with torch.no_grad():
-        for _, case in target.cases():
+        for case in target.within_time():
             try:
                 expected = target.remember(("numerics", id(case)), lambda case=case: expected_of(target, case))
             except Exception as error:
@@ -168,7 +168,7 @@ def boundaries(target: Target) -> Iterator[Finding]:
     if target.has_samples:
         raise Skipped("its inputs are its samples")
     with torch.no_grad():
-        for case in target.boundaries or boundary_cases(target):
+        for case in target.within_time(target.boundaries or boundary_cases(target)):
             finding = _check_boundary(target, case)
             yield finding
             if finding.message.startswith(_ACCEPTED):  # what is farther beyond may crash it
@@ -223,7 +223,7 @@ def independence(target: Target) -> Iterator[Finding]:
     if joined_axes(contract, [position is not None for position in at]) is None and not is_invariant:
         raise Skipped("no `*` axis is in all outputs")
     with torch.no_grad():
-        for _, case in target.cases():
+        for case in target.within_time():
             batched = [
                 (p.type, v, i)
                 for p, v, i in zip(contract.parameters, case.values, at, strict=True)
@@ -287,8 +287,10 @@ def determinism(target: Target) -> Iterator[Finding]:
     And one tensor for two arguments, or two that overlap, give what two of their own memory would.
     """
     cases, for_one_tensor = [case for _, case in target.cases()], target.run_cases()
+    others = {id(case): other for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True)}
     with torch.no_grad():
-        for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True):
+        for case in target.within_time():
+            other = others[id(case)]
             kept = tensors_of(target.run(target.inputs(case)))
             copies = copy_of(kept)
             first = [bits_of(t) for t in copies]
@@ -497,7 +499,8 @@ def numerics_of_samples(target: Target) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; and of other options and sizes, unless it refuses them."""
     yield from numerics(target)
     with torch.no_grad():
-        for case in itertools.chain(cases_with_other_options(target), resized_cases(target)):
+        more = itertools.chain(cases_with_other_options(target), resized_cases(target))
+        for case in target.within_time(more):
             finding = check_call(target, case, target.inputs(case), expected_of(target, case))
             if not finding.message.startswith(RAISED) and not (is_of_one(case) and SHARES in finding.message):
                 yield finding

@@ -1,9 +1,9 @@
-"""Whether a reference can be asked about a large input, as its calls with parts of it tell."""
+"""What may take how long: a large input, as calls with parts of it tell, and all cases of a check."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from opwright.contract.sweep import Case
 from opwright.verify.modes import OperatorWatch
 from opwright.verify.oracle import few_threads, to_oracle
+from opwright.verify.tensors import count_elements
 
 PART = 8
 _HOPELESS = 4  # times the limit: no other call will be within it
@@ -58,3 +59,46 @@ def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: f
         if taken <= seconds or taken > _HOPELESS * seconds:
             return taken > seconds
     return True
+
+
+CHECK_SECONDS = 10.0  # for the cases of a check, unless all are wanted
+
+
+class Pace:
+    """Leaves cases of a check out once it has taken long, and before that those that would make it do so.
+
+    A case may take what one has taken that is not larger. So small cases go on where large ones would take seconds.
+    """
+
+    def __init__(self, seconds: float = CHECK_SECONDS) -> None:
+        self._seconds, self._spent = seconds, 0.0
+        self._costs: list[tuple[int, float]] = []  # elements, seconds
+        self._skipped, self._has_more = 0, False
+
+    def choose(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """Yields the cases that fit into the time, samples as they were given and the first of a sweep in any case."""
+        for case in cases:
+            size, is_over = count_elements(case.values), self._spent > self._seconds
+            if is_over and not isinstance(cases, Sequence):  # to make one may take as long
+                self._skipped, self._has_more = self._skipped + 1, True
+                return
+            cost = max((seconds for elements, seconds in self._costs if elements <= size), default=0.0)
+            if self._spent + cost > self._seconds and not _is_needed(case):
+                self._skipped += 1
+                continue
+            started = time.perf_counter()
+            yield case
+            self._costs.append((size, time.perf_counter() - started))
+            self._spent += self._costs[-1][1]
+
+    def tell(self) -> str:
+        """Returns how many cases were tried, and why not all: `12 of 40 cases: one takes up to 1.2 s`; "" if all were."""
+        if not self._skipped:
+            return ""
+        tried, longest = len(self._costs), max(seconds for _, seconds in self._costs)
+        total = f"{'more than ' if self._has_more else ''}{tried + self._skipped}"
+        return f"{tried} of {total} cases: one takes up to {longest:.2g} s"
+
+
+def _is_needed(case: Case) -> bool:
+    return "," not in case.label and (case.label == "base" or case.label.startswith("sample"))

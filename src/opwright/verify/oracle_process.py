@@ -35,12 +35,11 @@ MakeSubjects = Callable[[torch.device], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Question:
-    """A computation for the oracle, with its inputs.
+    """A computation for the oracle, with its inputs. The whole allowance is computed only if a result seems wrong.
 
     Attributes:
-        values: its inputs, in the dtype under test.
+        values: its inputs, in the dtype under test; they stay as they are until results are compared.
         arguments: what it takes beside the target and the values.
-        is_narrow: whether the whole allowance is computed only if a result seems wrong.
         is_loose: whether NaN is as right as an infinity.
         room: share of the largest result that every one may err by; None: no more than the allowance.
     """
@@ -48,7 +47,6 @@ class Question:
     computation: Computation
     values: Sequence[Any]
     arguments: tuple[Any, ...] = ()
-    is_narrow: bool = False
     is_loose: bool = False
     room: float | None = None
 
@@ -102,7 +100,7 @@ def _expect(target: Any, question: Question) -> list[Expected | Discrete | None]
         return question.computation(target, values, *question.arguments)
 
     with torch.no_grad(), few_threads(question.values):
-        found = expect(compute, question.values, is_narrow=question.is_narrow, precision=target.precision)
+        found = expect(compute, question.values, is_narrow=True, precision=target.precision)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = question.is_loose

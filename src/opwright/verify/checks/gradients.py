@@ -310,7 +310,7 @@ def expected_gradients(target: Target, case: Case, seeds: Seeds = seed_like) -> 
 
     def ask() -> list[Output | None]:
         room = None if target.operator is not None else 0.0
-        return target.expect(gradients_of_reference, case.values, seeds, is_narrow=True, room=room)
+        return target.expect(gradients_of_reference, case.values, seeds, room=room)
 
     return target.remember(("gradients", seeds, id(case)), ask)
 
@@ -529,7 +529,7 @@ def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
         if not has_gradient:
             yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
             continue
-        expected = target.expect(gradients_of_reference, case.values, seed_like, asked, is_narrow=True, room=0.0)
+        expected = target.expect(gradients_of_reference, case.values, seed_like, asked, room=0.0)
         got = pull_back(target, target.run, target.inputs(case), asked=asked)
         finding = check_gradients(target, case, str(case), got, expected, asked)
         finding.message = finding.message or recorded_wrong(target, case, as_leaves(target.inputs(case), asked))
@@ -554,9 +554,7 @@ def second_gradients_of_callable(target: Target) -> Iterator[Finding]:
         if not asked or not any(o.requires_grad for o in _record(target, case, asked)):
             raise Skipped("nothing to differentiate")
         try:
-            expected = target.expect(
-                _second_gradients_of_reference, case.values, asked, is_narrow=True, room=_SECOND_SHARE
-            )
+            expected = target.expect(_second_gradients_of_reference, case.values, asked, room=_SECOND_SHARE)
         except RuntimeError as error:
             raise Skipped(f"the reference has no second gradient: {first_line(error)}") from None
         try:

@@ -81,7 +81,7 @@ def _why_refused(target: Target, case: Case) -> str:
 def expected_of(target: Target, case: Case) -> list[Output | None]:
     """Returns what the outputs of a case must be, and behind them the arguments that are written into."""
     is_loose = target.operator is None and holds_infinities(case)
-    return target.expect(outputs_and_mutated, case.values, is_narrow=True, is_loose=is_loose)
+    return target.expect(outputs_and_mutated, case.values, is_loose=is_loose)
 
 
 def check_call(target: Target, case: Case, values: list[Any], expected: list[Output | None]) -> Finding:

@@ -5,12 +5,14 @@ The reference says where a boundary is: which integers it takes, and which it re
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -413,11 +415,19 @@ def _is_cheap(target: Target, case: Case) -> bool:
         return False
 
 
+def _is_slow(target: Target, case: Case) -> bool:
+    """Returns whether a call of the reference takes long, or one of the candidate many times as long."""
+    with contextlib.suppress(Exception):  # that of a candidate is a finding where the case is tried
+        if takes_longer(target.run, lambda: target.inputs(case), _SLOWER * _CHEAP_SECONDS):
+            return True
+    return not _is_cheap(target, case)
+
+
 _NOT_FINITE = (math.nan, math.inf, -math.inf)
 _SPECIAL = 8  # special values
 _WIDTH = 67  # of a row: four vectors of 16 elements, and a remainder
 _WIDE, _WIDE_ROWS = 2051, 32
-_CHEAP_SECONDS = 0.02
+_CHEAP_SECONDS, _SLOWER = 0.02, 10
 
 
 # --- sizes -------------------------------------------------------------------------------------------------
@@ -476,7 +486,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
             continue
         usual = maker.option_sets()[0]
         parts = [made(main, {axis: size}, usual) for size in parts_of(_MANY)]
-        if not is_too_large(target.reference, parts, _MAX_MADE, lambda part: not _is_cheap(target, part)):
+        if not is_too_large(target.reference, parts, _MAX_MADE, partial(_is_slow, target)):
             case = made(main, {axis: _MANY}, usual)
             if maker.forward is None:  # what a forward has computed stays as it is
                 for value in tensors_of(case.values):

@@ -48,13 +48,11 @@ def memory(target: Target) -> Iterator[Finding]:
     peak_of = gpu_peak if on_gpu else _resident_peak
     if not on_gpu and not _can_measure():
         raise Skipped("this system does not tell the peak of a process's memory")
-    case = _large_case(target)
-    if case is None:
+    case, made = _large_case(target)
+    if made < _MIN_BYTES:
         raise Skipped("no input whose outputs are large enough to see")
     with torch.no_grad():
-        values = target.inputs(case)
-        made = sum(storage_bytes(t).numel() for t in tensors_of(target.reference(values)))
-        given = sum(storage_bytes(t).numel() for t in tensors_of(values))
+        given = sum(storage_bytes(t).numel() for t in tensors_of(case.values))
         of_reference: list[int] = []
         of_call: list[int] = []
         message = ""
@@ -76,15 +74,19 @@ def memory(target: Target) -> Iterator[Finding]:
     yield Finding(str(case), message)
 
 
-def _large_case(target: Target) -> Case | None:
+def _large_case(target: Target) -> tuple[Case | None, int]:
+    """Returns a case with large outputs, and their bytes."""
+
     def size_of(case: Case) -> int:
         return sum(storage_bytes(t).numel() for t in tensors_of(target.reference(target.inputs(case))))
 
     with torch.no_grad():
         if target.operator is None or target.has_samples:
-            found = max((case for _, case in target.cases()), key=size_of, default=None)
-            if found is None or size_of(found) < _MIN_BYTES:
+            sizes = [(case, size_of(case)) for _, case in target.cases()]
+            found, made = max(sizes, key=lambda each: each[1], default=(None, 0))
+            if made < _MIN_BYTES:
                 found = enlarge(target, _MIN_BYTES)
+                made = size_of(found) if found is not None else 0
         else:
             dtype = target.contract.scalar_dtypes[0]
             sweep = target.make_sweep("full")
@@ -92,13 +94,15 @@ def _large_case(target: Target) -> Case | None:
             options = sweep.option_sets()[0]
             found = sweep.make("memory", dtype, sizes, batch, options)
             if not target.accepts(found):
-                return None
+                return None, 0
+            made = size_of(found)
             for _ in range(4):  # where the outputs are smaller than the inputs
-                if size_of(found) >= _MIN_BYTES:
+                if made >= _MIN_BYTES:
                     break
                 batch = (2 * batch[0],)
                 found = sweep.make("memory", dtype, sizes, batch, options)
-        return found if found is not None and size_of(found) >= _MIN_BYTES else None
+                made = size_of(found)
+        return found, made
 
 
 def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:

@@ -278,6 +278,18 @@ def test_modules_share_the_parameters_of_the_reference() -> None:
     assert failed(opwright.verify(Affine(1.001), **options)) == {"numerics"}
 
 
+def test_a_part_of_a_failing_case_fails_in_the_same_way() -> None:
+    """Of one number the unbiased variance is NaN: a smaller case, and another mistake."""
+
+    def unbiased(x: Tensor) -> Tensor:
+        return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt()
+
+    options = {"reference": lambda x: F.layer_norm(x, x.shape[-1:]), "samples": [(torch.randn(8, 64),)]}
+    (failure,) = opwright.verify(unbiased, checks=["numerics"], **options).failures
+    assert "a part of" in failure.case
+    assert "nan" not in failure.message
+
+
 def test_right_results_of_a_callable_need_no_runs_that_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight for each were most of the time: of 1,024 by 1,024 distances they took half a minute a check."""
     runs = []

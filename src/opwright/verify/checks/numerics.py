@@ -147,7 +147,9 @@ def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[A
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"{names[i]} was changed by the call"
-    if [_torch.version_of(t) for t in _unwritten(target, values)] != versions:
+    # Versions count up also where no element is written, as through an empty view of a bias.
+    is_empty = any(not t.numel() for t in tensors_of(values))
+    if not is_empty and [_torch.version_of(t) for t in _unwritten(target, values)] != versions:
         return "an argument was written to during the call, and then restored"
     of_outputs = target.output_names(len(outputs))
     for i, output in enumerate(outputs):

@@ -69,13 +69,16 @@ void forward(View<const T, 2> input, View<const T, 2> residual, View<const W, 1>
         });
         from = to;
       }
-      const S mean = mean_of<kNorm>(from, n);
-      S squares[1];
-      sums_along<T>(n, squares, [&]<typename R>(int64_t i, R(&to)[1]) {
+      S mean = mean_of<kNorm>(from, n);
+      S totals[2];  // of the squares, and of the differences
+      sums_along<T>(n, totals, [&]<typename R>(int64_t i, R(&to)[2]) {
         const R d = read<R>(from + i) - mean;
         to[0] += d * d;
+        if constexpr (kNorm == Norm::layer) to[1] += d;
       });
-      const S scale = scale_of(squares[0], n, eps);
+      const S shift = kNorm == Norm::layer ? totals[1] / S(n) : S(0);  // what the mean was off by
+      mean += shift;
+      const S scale = scale_of(totals[0] - totals[1] * shift, n, eps);
       T* to = output.data() + row * n;
       const auto normalise = [&](const auto& finish) {
         along<T>(n, [&]<typename R>(R, int64_t i) {

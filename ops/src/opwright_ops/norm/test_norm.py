@@ -172,6 +172,11 @@ def test_a_mean_far_from_zero_does_not_cancel(dtype: torch.dtype) -> None:
         assert (found.double() - wanted).abs().max() <= allowed
 
 
+def test_equal_numbers_are_their_mean() -> None:
+    """A sum of 4,097 of them is rounded, and so was their distance to its share."""
+    assert layer_norm(torch.full((2, 4097), 0.1)).abs().max() <= torch.finfo(torch.float32).eps
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_squares_do_not_overflow_in_16_bits(dtype: torch.dtype) -> None:
     x = torch.full((2, 300), 3e4, dtype=dtype)

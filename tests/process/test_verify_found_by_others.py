@@ -688,26 +688,3 @@ def test_autocast_to_a_type_that_the_reference_does_not_take(ns) -> None:
 
     record = verify(likelihood, checks=["autocast"])
     assert 'declare `autocast="float32"`' in record.failures[0].message
-
-
-def test_a_kernel_that_is_slow_on_long_axes_gets_no_longer_one(ns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that takes the square of 131,075 steps took 15 s for that case alone."""
-    now = [0.0]
-    monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
-
-    @operator(f"{ns}::twice")
-    def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-        return x * 2
-
-    def longest(seconds: float) -> int:
-        target = make_target(twice, None, None)
-
-        def call(values):
-            now[0] += seconds * (len(values[0]) > 10_000)
-            return [values[0] * 2]
-
-        target.call = call
-        return max(len(case.values[0]) for case in boundary_cases(target))
-
-    assert longest(0.0) > 2**17
-    assert longest(1.0) < 2**17

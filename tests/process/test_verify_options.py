@@ -11,6 +11,8 @@ from torch import Tensor
 from verify_failures import failure_of
 
 import opwright
+from opwright.verify.inputs.boundaries import boundary_cases
+from opwright.verify.target import make_target
 
 pytestmark = pytest.mark.compiler
 
@@ -250,3 +252,26 @@ def test_labels_that_a_loss_leaves_out(ns) -> None:
 
     record = opwright.verify(likelihood, checks=["boundaries"])
     assert any("-100 among them" in failure.case for failure in record.failures)
+
+
+def test_a_kernel_that_is_slow_on_long_axes_gets_no_longer_one(ns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes the square of 131,075 steps took 15 s for that case alone."""
+    now = [0.0]
+    monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
+
+    @opwright.operator(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    def longest(seconds: float) -> int:
+        target = make_target(twice, None, None)
+
+        def call(values):
+            now[0] += seconds * (len(values[0]) > 10_000)
+            return [values[0] * 2]
+
+        target.call = call
+        return max(len(case.values[0]) for case in boundary_cases(target))
+
+    assert longest(0.0) > 2**17
+    assert longest(1.0) < 2**17

@@ -190,6 +190,7 @@ def test_a_reference_that_grows_faster_than_its_input_gets_no_large_part(grows: 
 def test_a_slow_candidate_gets_the_sample_and_what_the_time_is_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("opwright.verify.inputs.budget.seconds_for_check", lambda: 10.0)  # whatever the machine does
 
     def slow(x: Tensor) -> Tensor:
         now[0] += 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -61,7 +62,12 @@ def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: f
     return True
 
 
-CHECK_SECONDS = 10.0  # for the cases of a check, unless all are wanted
+CHECK_SECONDS = 20.0  # for the cases of a check on a quiet machine, unless all are wanted
+
+
+def seconds_for_check() -> float:
+    """Returns the time for the cases of a check: as much longer as other work makes all calls."""
+    return CHECK_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Pace:
@@ -70,8 +76,8 @@ class Pace:
     A case may take what one has taken that is not larger. So small cases go on where large ones would take seconds.
     """
 
-    def __init__(self, seconds: float = CHECK_SECONDS) -> None:
-        self._seconds, self._spent = seconds, 0.0
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds, self._spent = seconds_for_check() if seconds is None else seconds, 0.0
         self._costs: list[tuple[int, float]] = []  # elements, seconds
         self._skipped, self._has_more = 0, False
 

@@ -50,7 +50,7 @@ def is_too_large(
 
 
 def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: float) -> bool:
-    """Returns whether each of three calls takes longer, with arguments of its own; or the first one many times as long."""
+    """Returns whether three calls take longer, each with arguments of its own, or one many times as long."""
     for _ in range(3):
         values = make()
         with few_threads(values):
@@ -98,7 +98,7 @@ class Pace:
             self._spent += self._costs[-1][1]
 
     def tell(self) -> str:
-        """Returns how many cases were tried, and why not all: `12 of 40 cases: one takes up to 1.2 s`; "" if all were."""
+        """Returns how many cases were tried, as `12 of 40 cases: one takes up to 1.2 s`; "" if all were."""
         if not self._skipped:
             return ""
         tried, longest = len(self._costs), max(seconds for _, seconds in self._costs)

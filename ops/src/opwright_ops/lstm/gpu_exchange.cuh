@@ -2,6 +2,8 @@
 // shared memory of a cluster.
 #pragma once
 
+#include <opwright/cluster.cuh>
+
 #include "gpu_layer.cuh"
 
 namespace opwright_ops::gpu {
@@ -66,75 +68,9 @@ __device__ inline void store_chunk(Chunk* to, const Chunk& c) {
 #endif
 }
 
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-// The same place in the shared memory of the block `rank` of the cluster.
-__device__ inline uint32_t in_block(uint32_t address, uint32_t rank) {
-  uint32_t there = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-#endif
-  return there;
-}
-__device__ inline void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// A barrier that is passed when this block has announced `bytes` and they have come.
-struct Arrivals {
-  uint64_t word;
-  __device__ void prepare() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
-            shared_address(this))
-        : "memory");
-#endif
-  }
-  __device__ void announce(uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
-        "r"(bytes)
-        : "memory");
-#endif
-  }
-  __device__ void wait(uint32_t phase) {
-#if __CUDA_ARCH__ >= 900
-    uint32_t is_done = 0;
-    while (!is_done)
-      asm volatile(
-          "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-          "selp.u32 %0, 1, 0, p;}"
-          : "=r"(is_done)
-          : "r"(shared_address(this)), "r"(phase)
-          : "memory");
-#endif
-  }
-  // Writes to the same place in another block, which counts what comes.
-  __device__ void send(float2* to, float2 value, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::
-            "r"(in_block(shared_address(to), rank)),
-        "r"(in_block(shared_address(this), rank)), "f"(value.x), "f"(value.y)
-        : "memory");
-#endif
-  }
-  __device__ void send(Chunk* to, const Chunk& value, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%2, %3, %4, %5}, "
-        "[%1];" ::"r"(in_block(shared_address(to), rank)),
-        "r"(in_block(shared_address(this), rank)), "r"(value.word[0]), "r"(value.word[1]),
-        "r"(value.word[2]), "r"(value.word[3])
-        : "memory");
-#endif
-  }
-};
+using opwright::Arrivals;
+using opwright::shared_address;
+using opwright::wait_for_cluster;
 
 // Where the chunks of an exchange are.
 struct InGlobal {

@@ -4,6 +4,7 @@
 // follows from the length of the row alone, so a row has the same bits in every batch and layout.
 #pragma once
 
+#include <opwright/cluster.cuh>
 #include <opwright/launch.cuh>
 #include <opwright/reduce.cuh>
 #include <opwright/tensor.h>
@@ -11,6 +12,8 @@
 
 namespace opwright_ops {
 
+using opwright::Arrivals;
+using opwright::cluster_rank;
 using opwright::compute_t;
 using opwright::kPackWidth;
 using opwright::kWarp;
@@ -18,6 +21,7 @@ using opwright::Pack;
 using opwright::rows_of;
 using opwright::RowsOf;
 using opwright::View;
+using opwright::wait_for_cluster;
 using opwright::with_adjacent_columns;
 
 inline constexpr int kMaxThreads = 1024;  // of a block
@@ -32,72 +36,6 @@ struct Columns {
   const W* data;
   int64_t stride;
 };
-
-__device__ inline uint32_t cluster_rank() {
-  uint32_t rank = 0;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-
-// A barrier that is passed when this block has announced some bytes and they have come, from the
-// blocks of its cluster.
-struct Arrivals {
-  uint64_t word;
-
-  __device__ void prepare() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mbarrier.init.shared::cta.b64 [%0], 1;\nfence.mbarrier_init.release.cluster;" ::"r"(
-            address(this))
-        : "memory");
-#endif
-  }
-  // Others may send before this.
-  __device__ void announce(int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address(this)),
-                 "r"(bytes)
-                 : "memory");
-#endif
-  }
-  __device__ void wait(int phase) {
-#if __CUDA_ARCH__ >= 900
-    uint32_t is_done = 0;
-    while (!is_done)
-      asm volatile(
-          "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-          "selp.u32 %0, 1, 0, p;}"
-          : "=r"(is_done)
-          : "r"(address(this)), "r"(phase)
-          : "memory");
-#endif
-  }
-  // Writes to the same place in the shared memory of the block `rank`, and counts there.
-  __device__ void send(void* to, uint64_t value, uint32_t rank) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{.reg .b32 there, counts; mapa.shared::cluster.u32 there, %0, %3; "
-        "mapa.shared::cluster.u32 counts, %1, %3; "
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [there], %2, [counts];}" ::
-            "r"(address(to)),
-        "r"(address(this)), "l"(value), "r"(rank)
-        : "memory");
-#endif
-  }
-
- private:
-  __device__ static uint32_t address(const void* at) {
-    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-  }
-};
-
-__device__ inline void wait_for_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
 
 // The threads of one row: those of a block with one threadIdx.y, or of all blocks of a cluster.
 template <typename S, bool kIsCluster, int kMaxSums>
@@ -158,8 +96,8 @@ class Team {
           Word word;
           OPWRIGHT_UNROLL
           for (int j = 0; j < kPer; ++j) word.of[j] = values[i * kPer + j];
-          arrivals.send(slots + (rank_ * warps + warp) * kCount + i * kPer,
-                        opwright::bit_cast<uint64_t>(word), lane);
+          S* const to = slots + (rank_ * warps + warp) * kCount + i * kPer;
+          arrivals.send(reinterpret_cast<Word*>(to), word, lane);
         }
       }
       arrivals.wait(phase_);

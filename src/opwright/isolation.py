@@ -524,6 +524,11 @@ class Channel:
             self._calls[:] = (int.from_bytes(self._calls[:], "little") + 1).to_bytes(_COUNTER_BYTES, "little")
 
 
+def hide_warnings_of_pytorch() -> None:
+    """Hides warnings of PyTorch's C++: they are of inputs that a check makes, such as a variance of one number."""
+    warnings.filterwarnings("ignore", message=r"(?s).*\(Triggered internally at")
+
+
 def serve(run: Callable[[Channel], None], channel: Channel | None = None) -> None:
     """Calls a function with the channel of this process, says how it went, and ends the process."""
     if channel is None:
@@ -533,6 +538,7 @@ def serve(run: Callable[[Channel], None], channel: Channel | None = None) -> Non
         channel = Channel(int(sys.argv[1]), int(sys.argv[2]), requests)
         for descriptor in (nothing, *map(int, sys.argv[1:3])):
             os.set_inheritable(descriptor, False)
+    hide_warnings_of_pytorch()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         end_with_parent()

@@ -15,6 +15,7 @@ from opwright import bench, operator, verify
 from opwright.cli.verify_command import print_record
 from opwright.contract.sweep import Sweep
 from opwright.errors import CheckError
+from opwright.isolation import hide_warnings_of_pytorch
 from opwright.verify.target import make_target
 
 
@@ -344,3 +345,14 @@ def test_a_reference_that_cannot_be_compiled_is_no_finding(ns) -> None:
         return x.new_zeros(rows.shape[0], x.shape[1]) + (x[taken] if x.shape[0] else 0)
 
     assert outcomes(kept, "compile")["compile"] in ("passed", "skipped")
+
+
+def test_warnings_of_pytorch_on_inputs_that_a_check_makes_are_hidden() -> None:
+    """A variance of one number was told six times."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.ones(1).var()
+        hide_warnings_of_pytorch()
+        torch.zeros(1).var()
+        warnings.warn("of the reference", UserWarning, stacklevel=1)
+    assert ["degrees of freedom" in str(each.message) for each in told] == [True, False]

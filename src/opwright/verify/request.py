@@ -26,6 +26,7 @@ from opwright._torch import tree_leaves
 from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
+from opwright.isolation import hide_warnings_of_pytorch
 from opwright.target import import_file
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
@@ -41,6 +42,7 @@ def showing_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         if any(action == "error" for action, *_ in warnings.filters):
             warnings.simplefilter("default")
+        hide_warnings_of_pytorch()
         yield
 
 

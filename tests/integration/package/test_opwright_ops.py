@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.compiler, pytest.mark.timeout(1800)]
 def test_nothing_is_wrong_with_it(wheel: Path, has_nvcc: bool) -> None:
     audit = audit_wheel(wheel)
     assert not audit.problems
-    assert [r for r in audit.remarks if "Triton" not in r] == []
-    assert wheel.stat().st_size < 13e6  # all operators, for three GPUs and as PTX
+    # Triton kernels are compiled for no GPU here; rotations with float64 tables are PyTorch's operators.
+    assert [r for r in audit.remarks if "Triton" not in r and "rotate_float64_tables" not in r] == []
+    assert wheel.stat().st_size < 13.5e6  # all operators, for three GPUs and as PTX
     if has_nvcc:
         assert dict(audit.facts)["  GPU code"] == "sm_80 sm_90 sm_100 compute_100"
 

@@ -220,7 +220,7 @@ def import_dynamo() -> None:
 
 
 def is_of_compiler(error: Exception) -> bool:
-    """Returns whether torch.compile raises an error of its own, and not one of what it compiles."""
+    """Returns whether the error is torch.compile's own, and was not raised by the code that it compiles."""
     return type(error).__module__ == "torch._dynamo.exc"
 
 

@@ -41,7 +41,7 @@ LONG = {"default": 16_411, "full": 65_601}
 
 EFFORTS = ("default", "full")
 
-_STRIDED = ("transposed", "sliced")  # of LAYOUTS, those of which no axis is contiguous in the other
+_STRIDED = ("transposed", "sliced")  # of LAYOUTS; the last axis of both has a stride other than 1
 _LENGTHS = (1, 5)  # of lists, beside the usual one
 
 # Makes a tensor of a shape and dtype.

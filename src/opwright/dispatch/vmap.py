@@ -43,7 +43,7 @@ def vmap_kernel(
         return pack([_torch.add_batch_dim(t, 0, level) for t in outputs])
 
     def compute_without_autocast(values: Sequence[Any], interpreter: Any) -> Any:
-        """Vectorises the reference anew: a level of vmap restores what was active when it began, autocast as well."""
+        """Vectorises the reference anew: within the active level of vmap, autocast cannot be turned off."""
         level = interpreter.level()
         leaves, spec = tree_flatten(list(values))
         pairs = [_torch.unwrap_batched(v, level) if isinstance(v, torch.Tensor) else (v, None) for v in leaves]

@@ -260,7 +260,7 @@ def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: 
     return [*_with_defaults(contract, taken), *samples], note
 
 
-_MOST_WITH_DEFAULTS = 6  # calls: of the first dtype, in all sizes of numbers
+_MAX_DEFAULT_CALLS = 6  # enough for all cases with usual numbers in the first dtype
 
 
 def _with_defaults(contract: Contract, cases: Sequence[Case]) -> list[Labelled]:
@@ -276,7 +276,7 @@ def _with_defaults(contract: Contract, cases: Sequence[Case]) -> list[Labelled]:
             args, kwargs = contract.split_arguments(case.values)
             kept = {name: value for name, value in kwargs.items() if name not in optional}
             found.append(Labelled(f"{case.label}, defaults left out", args[: len(required)], kept))
-    return found[:_MOST_WITH_DEFAULTS]
+    return found[:_MAX_DEFAULT_CALLS]
 
 
 def _parse(text: str, name: str) -> Contract:

@@ -62,9 +62,8 @@ def _narrow(value: Any, size: int, start: int, kept: int) -> Any:
 def _fails(check: Check, target: Target, case: Case, found: Finding) -> Finding | None:
     if not _is_input(target, case):
         return None
-    alone = replace(
-        target, current=None, memo=None, expand=False, pace=None
-    )  # that part and nothing that follows from it
+    # That part and nothing that follows from it.
+    alone = replace(target, current=None, memo=None, expand=False, pace=None)
     alone._cases, alone.boundaries = [(None, case)], [case]
     try:
         again = next((f for f in check(alone) if f.message), None)
@@ -72,8 +71,8 @@ def _fails(check: Check, target: Target, case: Case, found: Finding) -> Finding 
         raise
     except BaseException:  # another failure than the one that is made smaller
         return None
-    # A part that the target refuses where it took the whole has failed in another way; and so has one row, whose
-    # variance is NaN, where all numbers were off.
+    # A part that the target refuses, where it took the whole, has failed in another way. So has a part with a NaN, such
+    # as the variance of one number, where the whole had wrong numbers.
     same = again is not None and _kind(again) == _kind(found)
     return again if same else None
 

@@ -52,7 +52,7 @@ struct GridBack {
   static constexpr bool kHasHalf = KIND & kHalfMore;
   static constexpr int kTeams = KIND & kTwoTeams ? 2 : 1;
   static constexpr int kEntries = 8 * NT, kBlockUnits = kUnits * SETS + (kHasHalf ? kUnits / 2 : 0);
-  // The units of a pair are no whole tiles of 16 where each block has half a set.
+  // With half a set in each block, a pair has 24 units: one and a half tiles of 16, or 3 of 8.
   using Weights = Rows<T, kIsFast, kIsExact, kBlockUnits * kRanks / (kHasHalf ? 8 : 16), MOST, HELD,
                        kTeams, kHasHalf>;
   // Of a cluster, of a block; pairs, of two entries or, with half a set, of two units.

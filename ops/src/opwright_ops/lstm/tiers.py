@@ -72,7 +72,7 @@ def lstm_tier(
     blocks = 2 * -(-hidden_size // (2 * units))
     at_once = gpu.multi_processor_count // blocks
     widest = _WIDEST_TF32 if has_half else _WIDEST
-    fits = hidden_size * size <= widest and at_once and -(-batch_size // (8 * at_once)) <= _MOST_ENTRIES // 8
+    fits = hidden_size * size <= widest and batch_size <= at_once * _MOST_ENTRIES
     is_widest = hidden_size * size == _BEST_CLUSTER and (size == 2 or is_exact)
     is_crowded = is_widest and batch_size > 8 * _BEST_SLICES * clusters
     if is_near and not (is_crowded and fits):

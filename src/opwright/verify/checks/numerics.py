@@ -147,7 +147,7 @@ def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[A
             for a, b in zip(tensors_of([before]), tensors_of([after]), strict=True):
                 if not is_same(storage_bytes(b), storage_bytes(a)):
                     return f"{names[i]} was changed by the call"
-    # Versions count up also where no element is written, as through an empty view of a bias.
+    # Writing to an empty tensor, such as an empty view of a bias, counts its version up as well.
     is_empty = any(not t.numel() for t in tensors_of(values))
     if not is_empty and [_torch.version_of(t) for t in _unwritten(target, values)] != versions:
         return "an argument was written to during the call, and then restored"

@@ -1,4 +1,4 @@
-"""What may take how long: a large input, as calls with parts of it tell, and all cases of a check."""
+"""How long cases may take: a large input, estimated from parts of it, and all cases of a check."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.tensors import count_elements
 
 PART = 8
-_HOPELESS = 4  # times the limit: no other call will be within it
-_TWICE = 3  # times as large may be what a part twice as long makes; of all rows with each other it is four times
+_HOPELESS = 4  # times the limit: a call that takes longer than this is not repeated
+_MAX_GROWTH = 3  # where the input doubles, a tensor of all pairs of its rows grows by 4
 
 
 def parts_of(size: int) -> tuple[int, int, int]:
@@ -36,7 +36,7 @@ def is_too_large(
     watched: list[OperatorWatch] = []
     try:
         with torch.no_grad():
-            for case, times in zip(parts, (1, _TWICE, PART), strict=True):
+            for case, times in zip(parts, (1, _MAX_GROWTH, PART), strict=True):
                 watched.append(OperatorWatch())
                 with watched[-1]:  # in float64, where PyTorch may take more steps
                     reference([to_oracle(v) for v in case.values])
@@ -66,12 +66,12 @@ CHECK_SECONDS = 20.0  # for the cases of a check on a quiet machine, unless all 
 
 
 def seconds_for_check() -> float:
-    """Returns the time for the cases of a check: as much longer as other work makes all calls."""
+    """Returns the time limit for the cases of a check, longer where other work slows the machine."""
     return CHECK_SECONDS * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Pace:
-    """Leaves cases of a check out once it has taken long, and before that those that would make it do so.
+    """Skips the cases of a check that do not fit into its time.
 
     A case may take what one has taken that is not larger. So small cases go on where large ones would take seconds.
     """
@@ -85,7 +85,7 @@ class Pace:
         """Yields the cases that fit into the time, samples as they were given and the first of a sweep in any case."""
         for case in cases:
             size, is_over = count_elements(case.values), self._spent > self._seconds
-            if is_over and not isinstance(cases, Sequence):  # to make one may take as long
+            if is_over and not isinstance(cases, Sequence):  # making one takes time as well
                 self._skipped, self._has_more = self._skipped + 1, True
                 return
             cost = max((seconds for elements, seconds in self._costs if elements <= size), default=0.0)

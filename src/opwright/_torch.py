@@ -6,8 +6,11 @@ asked for. Checked with PyTorch 2.11 to 2.13; no name differs between these.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
 import sys
+from collections.abc import Iterator
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -234,6 +237,18 @@ def import_optests() -> ModuleType:
     # Not as an attribute: what `torch.backends` is now was put in the place of the module that reads it.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = is_allowed
     return optests
+
+
+@contextlib.contextmanager
+def hide_graph_breaks() -> Iterator[None]:
+    """Keeps torch.compile from logging graph breaks."""
+    logger = logging.getLogger("torch._dynamo")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def reset_dynamo() -> None:

@@ -386,7 +386,7 @@ def torch_compile_of_callable(target: Target) -> Iterator[Finding]:
     _torch.reset_dynamo()
     call = torch.compile(lambda values: target.call(values), backend="eager")
     for case in target.run_cases()[:1]:
-        with torch.no_grad():
+        with torch.no_grad(), _torch.hide_graph_breaks():
             alone, outputs = target.run(target.inputs(case)), call(target.inputs(case))
         message, pattern = tell_difference_from(target, case.values, alone, outputs)
         yield Finding(str(case), message and f"within torch.compile: {message}", pattern)

@@ -84,7 +84,8 @@ class Parameter(NamedTuple):
     def __str__(self) -> str:
         text = str(self.type) if self.type else "|".join(self.choices) or self.kind
         text = f"list[{text}]" if self.kind == "tensors" else text
-        return f"Annotated[{text}, {self.domain}]" if self.domain else text
+        text = f"Annotated[{text}, {self.domain}]" if self.domain else text
+        return f"{text} | None" if self.optional else text
 
     @property
     def is_tensor(self) -> bool:

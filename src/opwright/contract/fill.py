@@ -39,7 +39,7 @@ def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]
 def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
     """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS.
 
-    "columns" are the first columns of a wider tensor; "sliced", every second one.
+    "columns" are the first columns of a wider tensor; "sliced", every second one, and of axes in the middle a part.
     """
     if layout == "offset":
         count = math.prod(shape)
@@ -51,7 +51,11 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
             return fill((shape[0], 2))[:, 0]
         return fill((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
     if layout == "sliced":
-        padded = fill((*shape[:-1], 2 * shape[-1] + 1))
+        # Of three axes and more no two are one in memory: a part of a cache with room for more, say.
+        sizes = (*shape[:1], *(size + 1 for size in shape[1:]))[:-1]
+        padded = fill((*sizes, 2 * shape[-1] + 1))
+        for axis in range(1, len(sizes)):
+            padded = padded.narrow(axis, 0, shape[axis])
         return padded[..., 1::2]
     if layout == "columns":
         return fill((*shape[:-1], shape[-1] + 3))[..., : shape[-1]]

@@ -100,6 +100,8 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = query.shape[-3] // key.shape[-3]  # heads of the query that share one of the key, in grouped attention
+    key, value = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
         scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)

@@ -48,6 +48,8 @@ def copy_of(value: Any, device: torch.device | None = None) -> Any:
         data = data.clone() if device is None else data.to(device, copy=True)
         empty = torch.empty(0, dtype=value.dtype, device=data.device)
         return empty.set_(data.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+    if isinstance(value, torch.Generator):  # each call begins with the same numbers
+        return value.clone_state()
     if isinstance(value, (list, tuple)):
         return type(value)(copy_of(v, device) for v in value)
     return {k: copy_of(v, device) for k, v in value.items()} if isinstance(value, dict) else value

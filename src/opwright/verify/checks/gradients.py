@@ -75,6 +75,11 @@ def _need_gradient_of_callable(target: Target) -> None:
     for whose, found in (("the reference's", outputs), ("its", mine)):
         if not any(o.requires_grad for o in found):
             raise Skipped(f"{whose} outputs have no gradient")
+    recorded = [o for o in outputs if o.requires_grad]
+    try:
+        torch.autograd.backward(recorded, [seed_like(o) for o in recorded])
+    except NotImplementedError as error:  # PyTorch has none for `torch.unique`, say
+        raise Skipped(f"the reference has no gradient: {first_line(error)}") from None
 
 
 def gradients(target: Target) -> Iterator[Finding]:
@@ -516,7 +521,7 @@ def _gradients_that_are(target: Target, values: list[Any]) -> list[torch.Tensor]
 
 def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
     """Gradients of the samples against those of the reference in float64, parameters of modules included."""
-    compared = False
+    compared, why = False, "nothing to differentiate"
     cases = [c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
     for case in target.within_time(cases):
         asked = _differentiable_by(target, case)
@@ -525,17 +530,21 @@ def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
         has_gradient = any(o.requires_grad for o in _record(target, case, asked))
         if not has_gradient and not any(t.requires_grad for t in tensors_of(case.values)):
             continue
+        try:
+            expected = target.expect(gradients_of_reference, case.values, seed_like, asked, room=0.0)
+        except RuntimeError as error:
+            why = f"the reference has no gradient: {first_line(error)}"
+            continue
         compared = True
         if not has_gradient:
             yield Finding(str(case), "its outputs have no gradient, though the sample requires one")
             continue
-        expected = target.expect(gradients_of_reference, case.values, seed_like, asked, room=0.0)
         got = pull_back(target, target.run, target.inputs(case), asked=asked)
         finding = check_gradients(target, case, str(case), got, expected, asked)
         finding.message = finding.message or recorded_wrong(target, case, as_leaves(target.inputs(case), asked))
         yield finding
     if not compared:
-        raise Skipped("nothing to differentiate")
+        raise Skipped(why)
 
 
 # The tolerance of gradgradcheck. Autograd derives these formulas, a different one for each way to compute the same

@@ -266,7 +266,15 @@ def guard_bands(target: Target) -> Iterator[Finding]:
                     message = (
                         "other values when NaN lies around its inputs than when zeros do: it reads outside of them"
                     )
+                    message += _tell_strides(target, case)
             yield Finding(str(case), message)
+
+
+def _tell_strides(target: Target, case: Case) -> str:
+    """Returns which argument may be read as if it were contiguous; "" where all of them are."""
+    named = zip(target.argument_names(case), case.values, strict=False)
+    strided = [name for name, v in named if isinstance(v, torch.Tensor) and not v.is_contiguous()]
+    return f"; are the strides of {' and '.join(strided)} ignored?" if strided else ""
 
 
 def outputs_written_of_callable(target: Target) -> Iterator[Finding]:

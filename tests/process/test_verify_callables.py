@@ -13,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor, nn
 
 import opwright
+from opwright.errors import CheckError, DeclarationError
 from opwright.verify.callables import flatten
 from opwright.verify.formulas import _attention, oracle_formulas
 from opwright.verify.target import make_target
@@ -70,7 +71,34 @@ class Pair:
     half: Tensor | None
 
 
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Two heads of the query for each of the key."""
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def runs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `torch.unique_consecutive`, which has no gradient."""
+    starts = torch.cat([x.new_ones(min(len(x), 1)) > 0, x[1:] != x[:-1]]).nonzero()[:, 0]
+    return x[starts], torch.diff(starts, append=torch.tensor([len(x)]))
+
+
+def with_noise(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x + torch.randn(x.shape, generator=generator).to(x.dtype)
+
+
 RIGHT = {
+    "heads in groups": (
+        grouped_attention,
+        functools.partial(F.scaled_dot_product_attention, enable_gqa=True),
+        [(torch.randn(2, 4, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8))],
+    ),
+    "a reference without a gradient": (
+        runs,
+        functools.partial(torch.unique_consecutive, return_counts=True),
+        [(torch.randint(3, (50,)).double(),)],
+    ),
+    "a generator": (with_noise, with_noise, [(torch.rand(5, 17), torch.Generator().manual_seed(3))]),
     "a function of PyTorch": (F.gelu, F.gelu, rows),
     "torch.ops": (torch.ops.aten.silu, F.silu, rows),
     "an overload": (torch.ops.aten.silu.default, F.silu, rows),
@@ -179,8 +207,67 @@ def test_what_is_wrong_is_found(kind: str) -> None:
     assert failed(record) == {check}
 
 
+def test_axes_that_are_not_one_in_memory_are_found() -> None:
+    def append(cache: Tensor, new: Tensor, length: int) -> Tensor:
+        cache[:, :, length : length + new.shape[2]] = new
+        return cache.clone()
+
+    def append_to_heads(cache: Tensor, new: Tensor, length: int) -> Tensor:
+        heads = cache.reshape(-1, *cache.shape[2:])  # a copy, of a part of a cache
+        heads[:, length : length + new.shape[2]] = new.reshape(-1, *new.shape[2:])
+        return cache.clone()
+
+    samples = [(torch.randn(2, 3, 8, 4), torch.randn(2, 3, 2, 4), 3)]
+    assert failed(opwright.verify(append_to_heads, reference=append, samples=samples, checks=["numerics"]))
+    assert opwright.verify(append, reference=append, samples=samples, checks=["numerics"]).passed
+
+
+def convolved(x: Tensor, taps: Tensor) -> Tensor:
+    """The first results of a convolution, each a sum of products."""
+    return F.conv1d(x[:, None], taps.flip(-1)[None, None], padding=len(taps) - 1)[:, 0, : x.shape[-1]]
+
+
+def convolved_by_fft(x: Tensor, taps: Tensor) -> Tensor:
+    n = x.shape[-1] + len(taps) - 1
+    return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(taps, n), n)[:, : x.shape[-1]]
+
+
+def convolved_by_fft_without_padding(x: Tensor, taps: Tensor) -> Tensor:
+    n = x.shape[-1]
+    return torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(taps, n), n)
+
+
+def test_an_fft_is_right_as_reference_and_with_its_precision_as_candidate() -> None:
+    samples = [(torch.randn(4, 300), torch.randn(64)), (torch.randn(2, 90).double(), torch.randn(40).double())]
+    verify = functools.partial(opwright.verify, samples=samples, checks=["numerics", "fresh data"])
+    assert verify(convolved, reference=convolved_by_fft).passed
+    of_largest = opwright.Factor(2, "an FFT", of_largest=True)
+    record = verify(convolved_by_fft, reference=convolved, precision=of_largest)
+    assert record.passed, record.failures
+    assert any("an FFT" in note for note in record.notes)
+    assert not verify(convolved_by_fft, reference=convolved, precision=opwright.Factor(2, "an FFT")).passed
+    assert not verify(convolved_by_fft_without_padding, reference=convolved, precision=of_largest).passed
+
+
+def test_the_precision_of_an_operator_is_declared_with_it() -> None:
+    from opwright_ops import bias_gelu
+
+    with pytest.raises(CheckError, match="an operator declares its own"):
+        opwright.verify(bias_gelu, precision="tf32")
+    with pytest.raises(DeclarationError, match="unknown precision"):
+        opwright.verify(F.gelu, reference=F.gelu, samples=rows(), precision="bf16")
+
+
+def test_graph_breaks_of_a_candidate_are_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    def relu(x: Tensor) -> Tensor:
+        return torch.relu(x) if bool((x < 0).any()) else x.clone()
+
+    assert opwright.verify(relu, reference=torch.relu, samples=rows(), checks=["compile"]).passed
+    assert "Graph break" not in capfd.readouterr().err
+
+
 def test_a_callable_needs_a_reference() -> None:
-    with pytest.raises(opwright.errors.CheckError, match="samples"):
+    with pytest.raises(CheckError, match="samples"):
         opwright.verify(F.gelu)
 
 
@@ -447,13 +534,13 @@ UNDENSE = {
 def test_a_sample_without_strides_or_data_is_refused_with_what_to_give(kind: str, snapshot: SnapshotAssertion) -> None:
     samples = [([UNDENSE[kind]()],)]
     for check in (opwright.verify, opwright.bench):
-        with pytest.raises(opwright.errors.CheckError) as caught:
+        with pytest.raises(CheckError) as caught:
             check(lambda parts: parts[0] * 2, reference=lambda parts: parts[0] * 2, samples=samples)
         assert str(caught.value) == snapshot(name=kind)
 
 
 def test_a_module_with_a_sparse_buffer_is_refused_with_what_to_give(snapshot: SnapshotAssertion) -> None:
-    with pytest.raises(opwright.errors.CheckError) as caught:
+    with pytest.raises(CheckError) as caught:
         opwright.verify(SparseBuffer(), reference=SparseBuffer(), samples=[(torch.eye(3),)])
     assert str(caught.value) == snapshot
 

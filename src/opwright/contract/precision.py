@@ -14,10 +14,14 @@ class Factor:
     Attributes:
         factor: at least 1.
         reason: why; it stands in the record and the result of verify.
+        of_largest: whether each element may err as much as the element of its output that may err most: the error of
+            an FFT, of Winograd's or of Strassen's products is bounded by the norm of the result, not by each element.
+            A NaN in an input may then spread over all results.
     """
 
     factor: float
     reason: str
+    of_largest: bool = False
 
     def __post_init__(self) -> None:
         if not self.factor >= 1:
@@ -26,7 +30,8 @@ class Factor:
             raise ValueError("Factor: give the reason, which verify prints")
 
     def __str__(self) -> str:
-        return f"{self.factor:g} times as much: {self.reason}"
+        of_largest = ", and each element as the one that may err most" if self.of_largest else ""
+        return f"{self.factor:g} times as much{of_largest}: {self.reason}"
 
 
 # "tf32": products of float32 matrices in TF32, whose inputs are rounded to 10 bits behind the leading one.

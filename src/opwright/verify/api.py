@@ -20,6 +20,7 @@ from opwright.contract.declaration import Declaration, read_contract
 from opwright.contract.declared import Labelled
 from opwright.contract.dtypes import family_names
 from opwright.contract.likely import find_likely, remarks_on
+from opwright.contract.precision import Precision, check_precision
 from opwright.contract.sweep import Case
 from opwright.dispatch.operator import operator_of
 from opwright.dispatch.reference import caller, outputs_of
@@ -30,9 +31,9 @@ from opwright.records import Check, VerifyRecord
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
+from opwright.verify.inputs.sweep import accepts, describe_refused, refusal_of, sweep_cases
 from opwright.verify.request import Request, list_samples, showing_warnings
 from opwright.verify.runner import BUILDING, Job, Result, Work, run_apart, run_here
-from opwright.verify.target import accepts, describe_refused, refusal_of, sweep_cases
 from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 
@@ -46,6 +47,7 @@ def verify(
     samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     *,
     contract: str | None = None,
+    precision: Precision | None = None,
     checks: Iterable[str] | None = None,
     only: str = "",
     quick: bool = False,
@@ -71,6 +73,8 @@ def verify(
         contract: the parameters and the result of a callable, as
             `"(x: Float[Tensor, '*b n'], *, eps: float = 1e-5) -> Float[Tensor, '*b n']"`, in place of samples: the
             inputs are then those of an operator with this contract.
+        precision: how much less precise than its reference a callable may be, as `Factor(8, "an FFT")`; an operator
+            declares it with `@operator`.
         checks: names of the checks to run, as "numerics" or "backward: numerics"; all by default.
         only: run only cases whose description contains this text.
         quick: has no effect, and is kept for programs that pass it: the default is as quick.
@@ -90,6 +94,7 @@ def verify(
 
     Raises:
         CheckError: a callable comes without a reference or samples, or there is no such check or device.
+        DeclarationError: `contract` or `precision` cannot be read.
     """
     started = time.time()
     wanted = set(checks) if checks is not None else None
@@ -101,8 +106,10 @@ def verify(
     refused = ""
     if contract is not None:
         (samples, refused), expand = _make_samples(contract, target, reference, samples, effort), False
+    if precision is not None:
+        _check_precision(target, precision)
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs
-    request = target if is_made else Request(target, reference, list_samples(samples), effort, expand)
+    request = target if is_made else Request(target, reference, list_samples(samples), effort, expand, precision)
     work = Work(request, only)
     chosen = _devices(request, devices)
     jobs = [
@@ -140,6 +147,15 @@ def verify(
     )
 
 
+def _check_precision(target: Any, precision: Precision) -> None:
+    """Raises CheckError or DeclarationError where a precision is invalid, or belongs elsewhere."""
+    name = name_of(target)
+    if isinstance(target, Task) or operator_of(target) is not None:
+        hint = f"`@opwright.operator(..., precision={precision!r})`"
+        raise CheckError(name, "`precision` is for a callable: an operator declares its own", hint=hint)
+    check_precision(precision, name)
+
+
 def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) -> list[str]:
     """Returns what an operator is declared to be, and what its author should declare, as its inputs have shown.
 
@@ -148,15 +164,16 @@ def _notes_on(request: Request, chosen: Sequence[torch.device], is_built: bool) 
     """
     operators = [target for target in request.made().values() if target.operator is not None]
     declaration = operators[0].operator.declaration if operators else None
+    precision = declaration.precision if declaration is not None else request.precision
     notes = []
     if declaration is not None and not declaration.deterministic:
         notes.append("declared `deterministic=False`: repeated calls are held to the allowance, not to the same bits")
     if declaration is not None and declaration.batch_invariant:
         notes.append("declared `batch_invariant=True`: each entry is held to the same bits in every batch")
-    if declaration is not None and declaration.precision == "tf32":
+    if precision == "tf32":
         notes.append('declared `precision="tf32"`: products of float32 matrices may be rounded as in TF32')
-    elif declaration is not None and declaration.precision is not None:
-        notes.append(f"declared `precision`: results may err {declaration.precision}")
+    elif precision is not None:
+        notes.append(f"declared `precision`: results may err {precision}")
     if operators and is_built:
         first = operators[0].operator
         if not first.declaration.sources and tell_misnamed(first.declaration.file):

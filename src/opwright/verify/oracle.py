@@ -102,7 +102,7 @@ class Expected:
     def after(self, runs: int = _STOCHASTIC_RUNS[-1]) -> Expected:
         """Returns the same, with what so many runs of the reference allow; by default the whole allowance."""
         spread, is_unsettled = self.refinement.moved(self.output, runs)
-        wide = self.refinement.factor * (_ULP * self.ulp + _MULTIPLE * spread)
+        wide = self.refinement.as_declared(_ULP * self.ulp + _MULTIPLE * spread, self.exact)
         allowance = torch.maximum(self.allowance, wide)
         return replace(self, allowance=allowance, is_narrow=False, is_unsettled=is_unsettled)
 
@@ -379,7 +379,6 @@ class Refinement:
 
     Attributes:
         eager: the results in the dtype under test.
-        factor: how many times the allowance of others the operator is declared to need.
         moves: how far results move when every step is rounded.
     """
 
@@ -393,7 +392,7 @@ class Refinement:
         widens_casts: bool = False,
     ) -> None:
         self.eager, self._widens_casts = eager, widens_casts
-        self.factor = precision.factor if isinstance(precision, Factor) else 1.0
+        self._factor = precision if isinstance(precision, Factor) else None
         self._reference, self._values, self._exact = reference, values, exact
         self.moves = _Moves(self._in_steps, values, exact, eager, precision)
 
@@ -408,8 +407,17 @@ class Refinement:
         if bool(is_finite.any()):
             expected.finite_value = torch.where(is_finite, plain.double(), math.nan)
         expected.bias = measure_bias(plain.double(), expected)
-        expected.allowance = self.factor * expected.allowance
+        expected.allowance = self.as_declared(expected.allowance, exact)
         return expected
+
+    def as_declared(self, allowance: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        """Returns an allowance as the operator is declared to need it."""
+        if self._factor is None:
+            return allowance
+        if self._factor.of_largest and allowance.numel():
+            largest = allowance.where(exact.isfinite(), 0.0).max()
+            allowance = torch.maximum(allowance, largest)
+        return self._factor.factor * allowance
 
     def moved(self, output: int, runs: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns how far a floating-point result moves when every step is rounded to the dtype, in that many runs.
@@ -418,7 +426,10 @@ class Refinement:
         """
         with few_threads(self._values):
             spread, changes = self.moves.after(runs)[output]
-        return spread, changes | (self.eager[output].isnan() != self._exact[output].isnan())
+        is_unsettled = changes | (self.eager[output].isnan() != self._exact[output].isnan())
+        if self._factor is not None and self._factor.of_largest:  # such a formula spreads a NaN over all results
+            is_unsettled |= not are_finite([t for t in tensors_of(self._values) if t.is_floating_point()])
+        return spread, is_unsettled
 
     @functools.cached_property
     def rounding(self) -> list[torch.Tensor]:

@@ -23,6 +23,7 @@ import torch
 
 from opwright import _torch
 from opwright._torch import tree_leaves
+from opwright.contract.precision import Precision
 from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
@@ -57,6 +58,7 @@ class Request:
     Attributes:
         target: an operator, a callable, or a task.
         samples: None, or a list where another process is to make it again.
+        precision: how much less precise than the reference a callable may be; an operator declares that itself.
     """
 
     target: Any
@@ -64,6 +66,7 @@ class Request:
     samples: Any
     effort: str
     expand: bool
+    precision: Precision | None = None
     _made: dict[str, Target] | None = field(default=None, repr=False)
     _reference: Reference | None = field(default=None, repr=False)
 
@@ -92,7 +95,7 @@ class Request:
     def made(self) -> dict[str, Target]:
         """Returns the targets by prefix; of a task none, for nothing of its files runs here."""
         if self._made is None and not isinstance(self.target, Task):
-            target = make_target(self.target, self.reference, self.samples, self.effort, self.expand)
+            target = make_target(self.target, self.reference, self.samples, self.effort, self.expand, self.precision)
             self._made = {"": target}
             own = target.operator.backward_operator if target.operator is not None else None
             if own is not None and self.samples is None:

@@ -133,6 +133,8 @@ class _StochasticRounding(Rounding):
 
     def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
         kind = step.kind
+        if kind.is_transform:  # it spreads a NaN over all of its results, which sums of products need not do
+            args = [torch.where(args[0].isfinite(), args[0], 0), *args[1:]]
         if step.moved is not None:
             moved = self._move(args[step.moved], step.unit_before, False)
             args = [*args[: step.moved], moved, *args[step.moved + 1 :]]

@@ -18,19 +18,20 @@ from opwright.contract.domains import Range
 from opwright.contract.fill import lay_out
 from opwright.contract.likely import find_likely
 from opwright.contract.precision import Precision
-from opwright.contract.sweep import LONG, Case, Sweep
+from opwright.contract.sweep import Case, Sweep
 from opwright.dispatch import registry
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.dispatch.reference import caller, outputs_of
-from opwright.errors import CheckError, OpwrightError, plural
+from opwright.errors import CheckError, OpwrightError
 from opwright.verify.callables import Callables, name_of
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU, raise_if_lost, wait_for
 from opwright.verify.formulas import WidenCasts
 from opwright.verify.global_state import CallThreads
-from opwright.verify.inputs.budget import Pace, is_too_large, parts_of, takes_longer
+from opwright.verify.inputs.budget import Pace
+from opwright.verify.inputs.sweep import accepts, describe_refused, refusal_of, sweep_cases
 from opwright.verify.inputs.values import derived_cases
-from opwright.verify.oracle import few_threads, to_oracle
+from opwright.verify.oracle import to_oracle
 from opwright.verify.oracle_process import Computation, Oracle, OracleProcess, Output, Question
 from opwright.verify.tensors import (
     Bands,
@@ -41,10 +42,6 @@ from opwright.verify.tensors import (
     poison_memory_for,
     tensors_of,
 )
-
-_FULL_SEEDS = 3
-# Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
-_MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
 # What a reference raises whatever it is given.
 _MISTAKES = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")
@@ -103,6 +100,7 @@ class Target:
     _mutated: list[int] | None = None
     _drawn: Contract | None = None
     _forward: Target | None = None
+    _precision: Precision | None = None
 
     def remember(self, key: Any, compute: Callable[[], Any]) -> Any:
         """Returns what `compute` returns; where there is a memo, it is asked once for each key."""
@@ -221,8 +219,8 @@ class Target:
 
     @property
     def precision(self) -> Precision | None:
-        """How much less precise than PyTorch an operator is declared to be."""
-        return self.operator.declaration.precision if self.operator is not None else None
+        """How much less precise than PyTorch an operator, or a callable, is declared to be."""
+        return self.operator.declaration.precision if self.operator is not None else self._precision
 
     def fold(self, value: torch.Tensor, position: int) -> torch.Tensor:
         """Returns floating-point numbers of an argument with those outside of its domain moved into it."""
@@ -464,42 +462,18 @@ class Target:
         ][:6]
 
 
-def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case) -> str:
-    """Returns what a reference raises on a case."""
-    try:
-        with torch.no_grad():
-            reference(copy_of(case.values))
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return "nothing"
-
-
-def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str) -> str:
-    """Returns on how many inputs nothing is checked, since the reference raises; `why` is its error on the first."""
-    count = len(refused)
-    return (
-        f"the reference of `{name}` refuses {count} of {plural(count + accepted, 'input')}, so nothing is checked on "
-        f"{'it' if count == 1 else 'them'} (first: {refused[0]}: {why})"
-    )
-
-
-def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
-    """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
-    copied = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, list(case.values))
-    try:
-        if contract.find_outside(case.values) is not None:
-            return False
-        with torch.no_grad(), few_threads(copied):
-            reference(copied)
-    except Exception:  # whatever a reference may raise to refuse
-        return False
-    return True
-
-
 def make_target(
-    target: Any, reference: Callable[..., Any] | None, samples: Any, effort: str = "default", expand: bool = True
+    target: Any,
+    reference: Callable[..., Any] | None,
+    samples: Any,
+    effort: str = "default",
+    expand: bool = True,
+    precision: Precision | None = None,
 ) -> Target:
     """Returns the target for an operator or a callable.
+
+    Args:
+        precision: how much less precise than the reference a callable may be.
 
     Raises:
         CheckError: a callable comes without a reference or samples.
@@ -537,44 +511,16 @@ def make_target(
             raise CheckError(given.__name__, "this is a class of modules, and none of them", hint=hint)
     both = Callables(target, reference)
     return Target(
-        both.name, both.call, both.call_reference, None, samples, effort=effort, callables=both, expand=expand
+        both.name,
+        both.call,
+        both.call_reference,
+        None,
+        samples,
+        effort=effort,
+        callables=both,
+        expand=expand,
+        _precision=precision,
     )
-
-
-def sweep_cases(
-    contract: Contract,
-    reference: Callable[[Sequence[Any]], Any],
-    effort: str,
-    forward: Any = None,
-    inputs: Callable[[Case], Sequence[Any]] = lambda case: copy_of(case.values),
-) -> Iterator[tuple[torch.dtype | None, Case]]:
-    """Yields the inputs that follow from a contract, with the dtype that each is about.
-
-    Args:
-        forward: what a backward is the backward of, as `Sweep` takes it.
-        inputs: returns fresh copies of the arguments of a case, where the reference is to compute.
-    """
-    dtypes = contract.scalar_dtypes
-    sweeps = [Sweep(contract, seed, forward, effort) for seed in range(_FULL_SEEDS if effort == "full" else 1)]
-
-    def may_be_long(axis: str) -> bool:
-        parts = [sweeps[0].long(dtypes[0], axis, size) for size in parts_of(LONG[effort])]
-
-        def is_slow(part: Case) -> bool:
-            return takes_longer(reference, lambda: inputs(part), _LONG_SECONDS)
-
-        return not is_too_large(reference, parts, _MAX_ELEMENTS, is_slow)
-
-    long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
-    for sweep in sweeps:
-        sweep.short = frozenset(sweep.long_axes()) - set(long)
-    for dtype in dtypes:
-        for sweep in sweeps:
-            for case in sweep.cases(dtype):
-                yield dtype, case
-        if dtype == dtypes[0] or effort == "full":
-            for axis in long:
-                yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
 
 
 def _dtype_of(case: Case) -> torch.dtype | None:

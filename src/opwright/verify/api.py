@@ -27,7 +27,7 @@ from opwright.dispatch.reference import caller, outputs_of
 from opwright.errors import CheckError
 from opwright.isolation import TIMEOUT_S, Limits, Unfit
 from opwright.machine import machine_card
-from opwright.records import Check, VerifyRecord
+from opwright.records import Check, Failure, VerifyRecord
 from opwright.verify.callables import name_of
 from opwright.verify.checks import CHECKS, unknown_check
 from opwright.verify.devices import device_of, devices_for, parse_device
@@ -131,11 +131,7 @@ def verify(
     return VerifyRecord(
         name=request.name,
         checks=[result.check for result in results],
-        # First those from which others follow: what is read outside of a tensor can be any value.
-        failures=sorted(
-            (failure for result in results for failure in result.failures),
-            key=lambda failure: not failure.check.endswith("guard bands"),
-        ),
+        failures=sorted((failure for result in results for failure in result.failures), key=_rank),
         backends=_backends(results),
         machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
         created=started,
@@ -145,6 +141,18 @@ def verify(
         in_process=in_process,
         notes=[*_notes_on(request, chosen, is_built), *filter(None, [refused])],
     )
+
+
+def _rank(failure: Failure) -> int:
+    """Returns where a failure comes among others: first those from which others follow.
+
+    What is read outside of a tensor can be any value; what is raised follows from anything, a write into an expanded
+    argument for one, which numerics tells by its name.
+    """
+    check = failure.check.rpartition(": ")[2]
+    if failure.message.startswith("raised "):
+        return 1 if check == "numerics" else 2
+    return 0 if check == "guard bands" else 1
 
 
 def _check_precision(target: Any, precision: Precision) -> None:

@@ -150,7 +150,7 @@ def _side_effects(target: Target, case: Case, values: list[Any], outputs: list[A
     # Writing to an empty tensor, such as an empty view of a bias, counts its version up as well.
     is_empty = any(not t.numel() for t in tensors_of(values))
     if not is_empty and [_torch.version_of(t) for t in _unwritten(target, values)] != versions:
-        return "an argument was written to during the call, and then restored"
+        return "an argument was written to, although it holds the same values again"
     of_outputs = target.output_names(len(outputs))
     for i, output in enumerate(outputs):
         for name, value in zip(names, values, strict=False):

@@ -1,5 +1,6 @@
 // GELU(input + bias) and its gradients on a GPU, each in one pass. The formulas are
 // opwright/math.h's; NOTES.md has the layout and the measurements behind the constants.
+#include <opwright/cluster.cuh>
 #include <opwright/kernel.h>
 #include <opwright/launch.cuh>
 #include <opwright/math.h>
@@ -243,6 +244,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   opwright::write_column_sums<T, S, N>(sums, rows, partials, grad_bias, grad_bias_stride);
 }
 
+#include "gpu_transposed.cuh"
+
 // Calls call.template operator()<N, kIsAligned>(height_step) for packs of N elements.
 template <typename T, typename Call>
 void with_packs(opwright::Packing packing, const Call& call) {
@@ -258,6 +261,10 @@ void with_packs(opwright::Packing packing, const Call& call) {
 template <typename T>
 void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approximate,
                View<T, 2> output, cudaStream_t stream) {
+  if constexpr (sizeof(T) < 8) {
+    if (are_turned(output, input))
+      return bias_gelu_turned(input, bias, approximate, output, stream);
+  }
   with_packs<T>(opwright::packing_of(output, input), [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
     const auto tiling = opwright::tile(rows, {.pack = N, .deep = kForwardAtOnce<T, N>});
@@ -272,6 +279,11 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
                         Approximate approximate, View<T, 2> grad_input, View<T, 1> grad_bias,
                         cudaStream_t stream) {
   using S = compute_t<T>;
+  if constexpr (sizeof(T) < 8) {
+    if (are_turned(grad_input, grad_output, input))
+      return bias_gelu_turned_backward(grad_output, input, bias, approximate, grad_input, grad_bias,
+                                       stream);
+  }
   const auto packing = opwright::packing_of(grad_input, grad_output, input);
   with_packs<T>(packing, [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);

@@ -157,6 +157,45 @@ def test_gradients_of_empty_rows_are_zero() -> None:
     assert b.grad.tolist() == [0.0] * 5
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+# A tile is 64 or 32 to a side, a pack 8 or 4 elements: whole tiles, parts of them, one pack, none.
+@pytest.mark.parametrize("shape", [(256, 128), (136, 200), (8, 8), (16, 4096), (4096, 24), (12, 20), (77, 64)], ids=str)
+def test_transposed_tensors_on_a_gpu(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows, n = shape
+
+    def make(is_transposed: bool, room: int) -> torch.Tensor:
+        sizes = (n, rows + room) if is_transposed else (rows, n + room)
+        made = torch.randn(sizes, device="cuda").to(dtype)
+        return made[:, :rows].t() if is_transposed else made[:, :n]
+
+    bias = torch.randn(n, device="cuda").to(dtype)
+    for of_grad, of_input, room in [(0, 1, 0), (1, 0, 0), (1, 1, 8), (1, 1, 3), (0, 1, 8)]:
+        grad, x = make(bool(of_grad), room), make(bool(of_input), room)
+        for approximate in VARIANTS:
+            xd, bd = x.double().requires_grad_(), bias.double().requires_grad_()
+            wanted = gelu_in_float64(xd + bd, approximate)
+            wanted_x, wanted_bias = torch.autograd.grad(wanted, (xd, bd), grad.double())
+            got = bias_gelu(x, bias, approximate=approximate)
+            leaves = x.detach().requires_grad_(), bias.detach().requires_grad_()
+            got_x, got_bias = torch.autograd.grad(bias_gelu(*leaves, approximate=approximate), leaves, grad)
+            eps = torch.finfo(dtype).eps
+            sums = eps * wanted_bias.abs() + max(eps, 1e-16) * grad.double().abs().sum(0) * rows**0.5
+            for found, true, allowed in (
+                (got, wanted, 8 * eps * (xd + bd).abs()),
+                (got_x, wanted_x, 8 * eps * (grad.double().abs() + eps)),
+                (got_bias, wanted_bias, sums),
+            ):
+                assert ((found.double() - true).abs() <= allowed).all(), (approximate, of_grad, of_input, room)
+
+
+def gelu_in_float64(v: torch.Tensor, approximate: str) -> torch.Tensor:
+    if approximate == "quick":
+        return v * torch.sigmoid(1.702 * v)
+    return torch.nn.functional.gelu(v, approximate=approximate)
+
+
 @pytest.mark.compiler
 def test_verify() -> None:
     record = opwright.verify(bias_gelu)

@@ -505,6 +505,9 @@ def ulp_of(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(magnitude < info.smallest_normal, torch.full_like(unit, smallest), unit)
 
 
+_Moved = list[tuple[torch.Tensor, torch.Tensor]]
+
+
 class _Moves:
     """How far results move when every step is rounded, and where one becomes NaN or ceases to be one.
 
@@ -513,6 +516,8 @@ class _Moves:
 
     Attributes:
         runs: how often the reference has been run.
+        trouble: what the reference raises when its steps are rounded, as where a rounded number is an index; "" if
+            nothing.
     """
 
     def __init__(
@@ -535,9 +540,12 @@ class _Moves:
         if least in units.values() and computes_in_single(reference, values):
             units = {i: max(unit, single) for i, unit in units.items()}
         self._units, self._coarsest = units, max(units.values(), default=0.0)
+        self.trouble = ""
         self._moves = {
-            unit: _accumulate_moves(
-                reference, values, exact, unit, _TF32_UNIT if precision == "tf32" and unit == single else 0.0
+            unit: self._without_trouble(
+                _accumulate_moves(
+                    reference, values, exact, unit, _TF32_UNIT if precision == "tf32" and unit == single else 0.0
+                )
             )
             for unit in {*units.values(), self._coarsest}
         }
@@ -553,6 +561,13 @@ class _Moves:
             found = self._found
         return [found[self._unit(i, found)][i] for i in range(len(self._exact))]
 
+    def _without_trouble(self, moves: Iterator[_Moved]) -> Iterator[_Moved]:
+        """Yields how far results move as long as the reference takes its own rounded results."""
+        try:
+            yield from moves
+        except Exception as error:  # whatever a reference may raise
+            self.trouble = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
     def _unit(self, output: int, found: dict[float, list[tuple[torch.Tensor, torch.Tensor]]]) -> float:
         own = self._units.get(output, self._coarsest)
         if own == self._coarsest:
@@ -564,7 +579,7 @@ class _Moves:
 
 def _accumulate_moves(
     reference: Reference, values: Sequence[Any], exact: Sequence[Any], unit: float, product_unit: float
-) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+) -> Iterator[_Moved]:
     """Yields how far results move, and where one becomes NaN or ceases to be one, after 0, 1, 2, ... runs.
 
     Args:

@@ -16,6 +16,7 @@ from opwright.verify.tensors import count_elements
 
 PART = 8
 _HOPELESS = 4  # times the limit: a call that takes longer than this is not repeated
+_MAX_PART_SECONDS = 0.5  # of a call that is watched, operator by operator
 _MAX_GROWTH = 3  # where the input doubles, a tensor of all pairs of its rows grows by 4
 
 
@@ -38,11 +39,12 @@ def is_too_large(
         with torch.no_grad():
             for case, times in zip(parts, (1, _MAX_GROWTH, PART), strict=True):
                 watched.append(OperatorWatch())
+                started = time.perf_counter()
                 with watched[-1]:  # in float64, where PyTorch may take more steps
                     reference([to_oracle(v) for v in case.values])
                 few, many = watched[0], watched[-1]
                 is_growing = len(many.operators) > len(few.operators) or many.largest > times * few.largest
-                if is_growing or is_slow(case):
+                if is_growing or time.perf_counter() - started > _MAX_PART_SECONDS or is_slow(case):
                     return True
     except Exception:  # whatever either may raise to refuse
         return True

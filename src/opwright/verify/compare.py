@@ -194,6 +194,8 @@ def _describe_worst(got: torch.Tensor, expected: Expected, ratio: torch.Tensor, 
     count, total = int((ratio > 1).sum()), ratio.numel()
     ulp, allowed = expected.ulp.reshape(-1)[at].item(), expected.allowance.reshape(-1)[at].item()
     text = f"{tell_share(count, total)} wrong; worst at {index}: got {value:.9g}, expected {exact:.9g}"
+    if value == exact == 0:
+        return f"{text}: zeros of another sign"
     if math.isfinite(value) and math.isfinite(exact):
         text += f", off by {error.reshape(-1)[at].item() / ulp:.3g} ulp where {allowed / ulp:.3g} are allowed"
     return text

@@ -222,6 +222,44 @@ def test_axes_that_are_not_one_in_memory_are_found() -> None:
     assert opwright.verify(append, reference=append, samples=samples, checks=["numerics"]).passed
 
 
+def test_axes_of_equal_size_in_a_sample_are_tried_apart() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, last: int) -> Tensor:
+        scores = q @ k.mT
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        return scores.masked_fill(ones.triu(1 + last * (k.shape[1] - q.shape[1])), -math.inf).softmax(-1) @ v
+
+    def argmax_2d(x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+        at = x.flatten(1).argmax(-1)
+        return at // x.shape[axis], at % x.shape[axis]
+
+    for function, wrong, samples in (
+        (functools.partial(attend, last=1), functools.partial(attend, last=0), [(torch.randn(2, 7, 4),) * 3]),
+        (functools.partial(argmax_2d, axis=2), functools.partial(argmax_2d, axis=1), [(torch.randn(3, 6, 6),)]),
+    ):
+        verify = functools.partial(opwright.verify, reference=function, samples=samples, checks=["numerics"])
+        assert verify(function).passed
+        assert failed(verify(wrong)) == {"numerics"}
+        assert verify(wrong, expand=False).passed
+
+
+def test_what_a_reference_refuses_when_it_is_rounded_is_undecided() -> None:
+    def quantile(x: Tensor) -> Tensor:
+        return torch.quantile(x, 0.48, -1)
+
+    def less_precise(x: Tensor) -> Tensor:
+        return quantile(x) * (1 + 200 * torch.finfo(x.dtype).eps)
+
+    x = torch.randn(9, 67)
+    x[0, 3] = math.nan  # PyTorch takes the last of a row that holds NaN: a rounded rank is behind the end
+    for candidate, outcome in (
+        (quantile, "passed"),
+        (less_precise, "undecided"),
+        (lambda x: x.median(-1)[0], "failed"),
+    ):
+        record = opwright.verify(candidate, reference=quantile, samples=[(x,)], expand=False, checks=["numerics"])
+        assert [check.outcome for check in record.checks] == [outcome], record.failures
+
+
 def convolved(x: Tensor, taps: Tensor) -> Tensor:
     """The first results of a convolution, each a sum of products."""
     return F.conv1d(x[:, None], taps.flip(-1)[None, None], padding=len(taps) - 1)[:, 0, : x.shape[-1]]

@@ -23,6 +23,7 @@ _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where
 _MAX_ELEMENTS, _MAX_ENLARGED = {"default": 2**22, "full": 2**23}, 2**25
 _WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
 _NARROW = (2, 3)
+_MAX_UNEQUAL = 3  # cases with unequal axes in place of equal ones
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
 # measured may be slower, and a candidate, which is called once.
 _ORACLE_SECONDS, _MEASURED_SECONDS, _SLOWER = 0.02, 0.1, 10
@@ -44,8 +45,10 @@ def resized_cases(target: Target) -> Iterator[Case]:
         sizes = leading.shape[::-1] if leading is not None else ()
         for size in dict.fromkeys(s for s in sizes if s > 1):
             # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
+            places = _places_of(case, size)
             for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
-                yield from islice(filter(None, (_of_size(target, case, size, n) for n in tried)), 1)
+                yield from islice(filter(None, (_of_size(target, case, places, size, n) for n in tried)), 1)
+        yield from islice(_with_unequal_axes(target, case), _MAX_UNEQUAL)
 
 
 def is_of_one(case: Case) -> bool:
@@ -120,8 +123,36 @@ def _lengthen(
     return None
 
 
-def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
-    """Returns a case where all axes of one size have another; None where that is not an input.
+_Places = frozenset[tuple[int, int]]  # a tensor among the values of a case, and an axis of it
+
+
+def _places_of(case: Case, size: int) -> _Places:
+    """Returns the axes of a size."""
+    arguments = enumerate(case.values[: case.values[-1].arguments])
+    shapes = [(i, tuple(v.shape)) for i, v in arguments if isinstance(v, torch.Tensor)]
+    return frozenset((i, dim) for i, shape in shapes for dim, s in enumerate(shape) if s == size)
+
+
+def _with_unequal_axes(target: Target, case: Case) -> Iterator[Case]:
+    """Yields cases in which some of the axes of one size have another: an image of a sample may be a square.
+
+    Those are an axis of all tensors, of all but the first, as of keys and values beside queries, or of the first alone.
+    """
+    first = next((i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor)), 0)
+    sizes = {s for t in tensors_of(case.values[: case.values[-1].arguments]) for s in t.shape if s > 1}
+    for size in sorted(sizes):
+        places = _places_of(case, size)
+        of_all = [frozenset(p for p in places if p[1] == dim) for dim in sorted({dim for _, dim in places})]
+        behind = [frozenset(p for p in group if p[0] != first) for group in of_all if (first, min(group)[1]) in group]
+        alone = [frozenset({p}) for p in sorted(places) if p[0] == first]
+        for group in dict.fromkeys((*of_all, *behind, *alone)):
+            if group and group != places:
+                tried = (_of_size(target, case, group, size, wanted) for wanted in (size + 3, 2 * size))
+                yield from islice(filter(None, tried), 1)
+
+
+def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int) -> Case | None:
+    """Returns a case where some axes of one size have another; None where that is not an input.
 
     Their entries are those of the sample, drawn at random; of real numbers none comes twice: indices of equal numbers may
     come in any order.
@@ -129,8 +160,8 @@ def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
     generator = torch.Generator().manual_seed(0)
 
     def resized(wanted: int) -> Case:
-        def change(tensor: torch.Tensor) -> torch.Tensor:
-            at = [dim for dim, s in enumerate(tensor.shape) if s == size]
+        def change(i: int, tensor: torch.Tensor) -> torch.Tensor:
+            at = [dim for dim in range(tensor.ndim) if (i, dim) in places]
             kept = tensor.detach()
             for dim in range(kept.ndim):
                 if dim in at:
@@ -145,7 +176,7 @@ def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
             less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
             return kept * less.to(kept)
 
-        return _change(case, f"{wanted} where {size} are", change)
+        return _change_each(case, f"{wanted} where {size} are{_tell_places(target, case, places, size)}", change)
 
     most = _MAX_ELEMENTS[target.effort]
     arguments = tensors_of(case.values[: case.values[-1].arguments])
@@ -165,6 +196,14 @@ def _of_size(target: Target, case: Case, size: int, wanted: int) -> Case | None:
         return None if is_slow(made) else made
     except Exception:  # the candidate refuses
         return None
+
+
+def _tell_places(target: Target, case: Case, places: _Places, size: int) -> str:
+    """Returns which axes of a size are meant, "" where all are."""
+    if places == _places_of(case, size):
+        return ""
+    names = target.argument_names(case)
+    return " in " + ", ".join(f"axis {dim} of {names[i]}" for i, dim in sorted(places))
 
 
 def _is_slow(target: Target, case: Case, seconds: float) -> bool:
@@ -190,9 +229,14 @@ def _leading(case: Case) -> Iterator[torch.Tensor]:
 
 def _change(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
     """Returns a case with the tensors among its arguments changed; parameters of a module stay."""
+    return _change_each(case, what, lambda i, tensor: change(tensor))
+
+
+def _change_each(case: Case, what: str, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Case:
+    """Returns the same; `change` takes the place of a tensor among the values as well: one may be there twice."""
     count = case.values[-1].arguments
     values = [
-        change(v) if i < count and isinstance(v, torch.Tensor) and v.ndim else v for i, v in enumerate(case.values)
+        change(i, v) if i < count and isinstance(v, torch.Tensor) and v.ndim else v for i, v in enumerate(case.values)
     ]
     return Case(f"{case.label}, {what}", tuple(values), case.options)
 

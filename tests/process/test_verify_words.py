@@ -234,3 +234,21 @@ def test_a_full_sweep_has_the_kinds_of_the_default_in_every_dtype_and_layout() -
     # "every value" has the sizes of "aligned".
     assert all(label.startswith(("large, ", "only ", "aligned", "mixed")) for label in more), more
     assert (torch.float16, "every value") in kinds["default"]
+
+
+def test_the_numbers_of_a_small_input_are_shown() -> None:
+    def reciprocal(x: Tensor) -> Tensor:
+        return torch.where(x == 0, 0, 1 / x)
+
+    sample = torch.tensor([[0.5, 0.25, 0.0], [2.0, 4.0, 8.0]])
+    failure = opwright.verify(reciprocal, torch.reciprocal, [(sample,)], checks=["numerics"], expand=False).failures[0]
+    assert failure.numbers == "x = [[0]]"
+    assert ("inputs", "x = [[0]]") in failure.rows
+
+    def halves(x: Tensor) -> Tensor:
+        return x / 2 if x.shape[1] < 9 else x
+
+    wide = opwright.verify(halves, lambda x: x / 2, [(torch.ones(1, 9),)], checks=["numerics"], expand=False).failures[
+        0
+    ]
+    assert not wide.numbers

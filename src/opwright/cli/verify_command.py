@@ -178,14 +178,7 @@ def print_record(record: VerifyRecord) -> None:
 def _print_first_failure(record: VerifyRecord) -> None:
     failure, *others = record.failures
     print(f"\nFAILED {failure.title}")
-    print_rows(
-        [
-            ("  case", failure.input),
-            ("  found", failure.message),
-            *([("  pattern", failure.pattern)] if failure.pattern else []),
-            *([("  repeat", failure.repeat)] if failure.repeat else []),
-        ]
-    )
+    print_rows([(f"  {name}", text) for name, text in failure.rows])
     if others:
         names = ", ".join(dict.fromkeys(other.title for other in others))
         print(f"\nAlso failed, perhaps for the same reason: {names}\n`--check NAME` shows one of them")

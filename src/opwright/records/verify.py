@@ -119,6 +119,7 @@ class Failure(OnCase):
         repeat: a command that repeats the case.
         device: as in the check.
         named_case: the case with the names of the tensors, as `x=f32[7, 13] sliced`; "" in older records.
+        numbers: the numbers of a small case, as `x = [0.5], eps = 1e-05`; "" of a large one, and in older records.
     """
 
     check: str
@@ -128,11 +129,24 @@ class Failure(OnCase):
     repeat: str = ""
     device: str = ""
     named_case: str = ""
+    numbers: str = ""
 
     @property
     def title(self) -> str:
         """The name of the check, with the device in front where that is not the CPU."""
         return _titled(self.check, self.device)
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """What there is to say of it, each with its name."""
+        rows = [
+            ("case", self.input),
+            ("inputs", self.numbers),
+            ("found", self.message),
+            ("pattern", self.pattern),
+            ("repeat", self.repeat),
+        ]
+        return [(name, text) for name, text in rows if text]
 
 
 def _titled(name: str, device: str) -> str:

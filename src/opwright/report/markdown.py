@@ -82,8 +82,8 @@ def _failures(cards: Sequence[Card]) -> list[str]:
         if card.refusal:
             told.append(_escape(f"{card.name}, bench stopped: {card.refusal}. {advise_refused(card)}"))
         for failure in card.verify.failures if card.verify else []:
-            rows = [f"{failure.title} on {failure.input}", failure.message, failure.pattern, failure.repeat]
-            body = "\n".join(row.replace("```", "'''") for row in rows if row)
+            rows = [f"{failure.title} on {failure.input}", *(text for _, text in failure.rows[1:])]
+            body = "\n".join(row.replace("```", "'''") for row in rows)
             told.append(
                 f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n"
                 f"```\n{body}\n```\n</details>"

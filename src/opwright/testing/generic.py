@@ -122,10 +122,7 @@ def _request_for(operator: Operator, effort: str) -> Request:
 
 def describe_failure(failure: Failure) -> str:
     """Returns what verify found, as its command prints it."""
-    rows = [("case", failure.input), ("found", failure.message)]
-    rows += [("pattern", failure.pattern)] if failure.pattern else []
-    rows += [("repeat", failure.repeat)] if failure.repeat else []
-    return "\n".join([f"FAILED {failure.title}", *("  " + line for line in align(rows))])
+    return "\n".join([f"FAILED {failure.title}", *("  " + line for line in align(failure.rows))])
 
 
 def _reason(record: VerifyRecord) -> str:

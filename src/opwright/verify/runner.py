@@ -56,7 +56,7 @@ from opwright.verify.global_state import Guard, in_threads
 from opwright.verify.inputs.budget import Pace
 from opwright.verify.oracle_process import OracleProcess
 from opwright.verify.request import NotPortable, Request, pack, unpack
-from opwright.verify.shrink import shrink
+from opwright.verify.shrink import shrink, tell_numbers
 from opwright.verify.target import Target
 
 _RANDOM_CHECKS = ("refusals", "copy", "outputs written")
@@ -521,6 +521,8 @@ class _Here:
             repeat += f" --{target.effort}"
         if bad:
             shrunk = None
+            if smallest is not None and str(smallest) == bad[0].case:
+                bad[0].numbers = tell_numbers(target, smallest)
             if smallest is not None and not fatal:
                 shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
                 self._guard.take()  # what parts of a case change, the whole has changed
@@ -563,16 +565,16 @@ def _failure_of(
     """Returns the failure that stands for these findings; `shrunk`: what a part of the first case shows."""
     # Cases come small ones first, so the first is the smallest, but for what a smaller part of it shows.
     first = bad[0]
-    case, message = first.case, first.message
+    case, message, numbers = first.case, first.message, first.numbers
     if shrunk is not None:
-        case, message = f"{shrunk.case}, a part of {first.case}", shrunk.message
+        case, message, numbers = f"{shrunk.case}, a part of {first.case}", shrunk.message, shrunk.numbers
     stopped = "; then the check stopped" if has_stopped else ""
     more = f" (and {plural(len(bad) - 1, 'more case')}{stopped})" if len(bad) > 1 else ""
     # One element has no place that would tell more than a large case does.
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
     repeat = "" if case == BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
-    return Failure(job.name, without_names(case), message + more, pattern, repeat, str(job.device), case)
+    return Failure(job.name, without_names(case), message + more, pattern, repeat, str(job.device), case, numbers)
 
 
 def _backend(target: Target, device: torch.device) -> str:

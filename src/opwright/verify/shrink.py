@@ -14,9 +14,11 @@ from opwright._torch import tree_map
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding
 from opwright.verify.target import Target
-from opwright.verify.tensors import tensors_of
+from opwright.verify.tensors import count_elements, tensors_of
 
 _SECONDS = 2.0
+_MAX_NUMBERS = 8
+_DIGITS = {1: 3, 2: 5, 4: 9, 8: 17}  # that tell each number of a type from the others, by its bytes
 
 Check = Callable[[Target], Iterator[Finding]]
 
@@ -40,7 +42,28 @@ def shrink(check: Check, target: Target, case: Case, found: Finding) -> Finding 
             if again is not None:
                 case, smallest, is_smaller = part, again, True
                 break
+    if smallest is not None:
+        smallest.numbers = tell_numbers(target, case)
     return smallest
+
+
+def tell_numbers(target: Target, case: Case) -> str:
+    """Returns the numbers in the tensors of a small case, as `x = [0.5], weight = [2.0]`; "" of a large one."""
+    if not 0 < count_elements(case.values) <= _MAX_NUMBERS:
+        return ""
+    named = zip(target.argument_names(case), case.values, strict=False)
+    told = [(name.strip("`"), v) for name, v in named if tensors_of([v])]
+    return ", ".join(f"{name} = {_tell(v)}" for name, v in told)
+
+
+def _tell(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_tell, value))}]"
+    if isinstance(value, torch.Tensor) and value.ndim:
+        return _tell(list(value))
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return f"{value.item():.{_DIGITS[value.element_size()]}g}"
+    return str(value.item() if isinstance(value, torch.Tensor) else value)
 
 
 def _parts(case: Case) -> Iterator[Case]:

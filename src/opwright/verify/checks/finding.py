@@ -29,7 +29,7 @@ class Finding:
 
     `undecided`: why the oracle cannot say whether it passes; "" if it can.
     `is_fatal`: further calls may crash the process, so no other check runs; the text says why. `has_ended`: it is
-    this process alone that can make no further calls; another one can.
+    this process alone that can make no further calls; another one can. `numbers`: those of the case, if it is small.
     """
 
     case: str
@@ -40,6 +40,7 @@ class Finding:
     is_fatal: str = ""
     has_ended: bool = False
     undecided: str = ""
+    numbers: str = ""
 
     def note_worst(self, difference: Difference) -> None:
         """Keeps the error of the element that is nearest to its allowance."""

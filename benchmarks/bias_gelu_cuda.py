@@ -147,7 +147,7 @@ def show_timings(title: str, timings: list[Timing]) -> dict[str, Any]:
 
 def check(run: Run) -> dict[str, Any]:
     """It is right: nothing else is measured before that."""
-    run.verified = opwright.verify(bias_gelu, checks=["numerics", "gradients"], devices=[DEVICE])
+    run.verified = opwright.verify(bias_gelu, devices=[DEVICE])
     for failure in run.verified.failures:
         print(f"  FAILED {failure.title} {failure.case}: {failure.message}", flush=True)
     print(f"  {'right' if run.verified.passed else 'WRONG'} ({', '.join(run.verified.backends)})", flush=True)

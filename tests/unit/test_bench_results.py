@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -349,6 +351,25 @@ def test_gradients_come_in_where_ours_has_them() -> None:
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_is_verified_on_its_own_inputs_where_samples_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle took 80 s for one sample of 2^25 elements, and bench verified it before it measured."""
+    from opwright_ops import bias_gelu
+
+    seen: list[Any] = []
+
+    def verify(target: Any, reference: Any = None, samples: Any = None, **_: Any) -> Any:
+        seen.append(samples)
+        if samples is None and len(seen) == 4:
+            raise CheckError("bias_gelu", "its reference takes none of its inputs")
+        return SimpleNamespace(failures=[])
+
+    monkeypatch.setattr(api, "verify", verify)
+    small, large = [(torch.ones(8), torch.ones(8))], [(torch.ones(2**20), torch.ones(2**20))]
+    for target, samples in ((bias_gelu, small), (bias_gelu, large), (torch.add, large), (bias_gelu, large)):
+        api.refuse_unverified(target, None, samples, torch.device("cpu"), None)
+    assert [each if each is None else each is large for each in seen] == [False, None, True, None, True]
 
 
 def test_no_samples() -> None:

@@ -12,6 +12,7 @@ from opwright.contract.contract import Contract, TensorType
 from opwright.contract.domains import Range
 
 LAYOUTS = ("transposed", "sliced", "offset", "expanded", "columns")
+APART = "axes apart"  # of a part of a larger tensor: no two of three or more are one in memory
 
 
 def tensor_dtype(contract: Contract, type_: TensorType, dtype: torch.dtype | None) -> torch.dtype:
@@ -37,9 +38,9 @@ def shape_of(type_: TensorType, sizes: Mapping[str, int], batch: tuple[int, ...]
 
 
 def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, ...], layout: str) -> torch.Tensor:
-    """Returns a tensor of this shape in a memory layout: contiguous or one of LAYOUTS.
+    """Returns a tensor of this shape in a memory layout: contiguous, one of LAYOUTS, or APART.
 
-    "columns" are the first columns of a wider tensor; "sliced", every second one, and of axes in the middle a part.
+    "columns" are the first columns of a wider tensor; "sliced", every second one.
     """
     if layout == "offset":
         count = math.prod(shape)
@@ -51,12 +52,13 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
             return fill((shape[0], 2))[:, 0]
         return fill((*shape[:-2], shape[-1], shape[-2])).transpose(-1, -2)
     if layout == "sliced":
-        # Of three axes and more no two are one in memory: a part of a cache with room for more, say.
-        sizes = (*shape[:1], *(size + 1 for size in shape[1:]))[:-1]
-        padded = fill((*sizes, 2 * shape[-1] + 1))
-        for axis in range(1, len(sizes)):
-            padded = padded.narrow(axis, 0, shape[axis])
+        padded = fill((*shape[:-1], 2 * shape[-1] + 1))
         return padded[..., 1::2]
+    if layout == APART:
+        part = fill((shape[0], *(size + 1 for size in shape[1:])))
+        for axis, size in enumerate(shape):
+            part = part.narrow(axis, 0, size)
+        return part
     if layout == "columns":
         return fill((*shape[:-1], shape[-1] + 3))[..., : shape[-1]]
     if layout == "expanded":

@@ -16,7 +16,7 @@ from opwright.contract.axes import Computed, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Parameter
 from opwright.contract.domains import Range
 from opwright.contract.dtypes import describe
-from opwright.contract.fill import LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
+from opwright.contract.fill import APART, LAYOUTS, every_value, lay_out, shape_of, tensor_dtype, with_special_values
 
 _PRIMES = (7, 13, 5, 11, 3, 17, 19, 23)
 # Sizes of the larger cases: past every vector width with a remainder, and enough elements that
@@ -275,7 +275,9 @@ class Sweep:
             yield self.make("multiples of a half", dtype, base, batch, first, filled=halves)
         for label, sizes, shape in self._empty(base, batch):
             yield self.make(label, dtype, sizes, shape, first)
-        for layout in LAYOUTS:
+        # Variadic axes that cannot be joined are copied, so that is about others.
+        is_deep = any(p.type.rank > 2 and p.type.variadic_at is None for p in self.contract.tensors)
+        for layout in (*LAYOUTS, APART) if is_deep else LAYOUTS:
             yield self.make(layout, dtype, base, batch, first, layout=layout)
         # A path for strides may ignore an option, or what is absent. One batch axis is passed on with its stride;
         # several that cannot be joined are copied.

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.fill import LAYOUTS, lay_out
+from opwright.contract.fill import APART, LAYOUTS, lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.callables import Callables
 from opwright.verify.oracle import are_finite, to_oracle, try_reference
@@ -90,7 +90,8 @@ def derived_cases(
         free = [i for i in tensors if accepts(case) and bool((case.values[i] != case.values[i].round()).any())]
         if free:
             yield from _other_values(case, free, accepts, depends, is_limit)
-        for layout in LAYOUTS:
+        is_deep = any(case.values[i].ndim > 2 for i in tensors)
+        for layout in (*LAYOUTS, APART) if is_deep else LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
                 changed = _with(case, layout, {i: _lay_out(case.values[i], layout) for i in tensors})
                 yield from _first(accepts, [changed], is_finite=False)

@@ -44,7 +44,7 @@ from opwright.contract.schema import coded_schema_of, kernel_twin, out_schema_of
 from opwright.contract.sources import Source
 from opwright.errors import NoCompilerError, PackageError
 from opwright.package import glibc
-from opwright.package.names import check_name
+from opwright.package.names import check_package_name
 
 # The newest torch of whose stable ABI the glue takes anything.
 MINIMUM_TORCH = (2, 11)
@@ -113,7 +113,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             other.namespace, "the operators of a wheel have one namespace", rows=[("found", ", ".join(namespaces))],
             hint=f"{rename}make a project of each",
         )  # fmt: skip
-    check_name(namespaces[0], declarations[0].name)
+    check_package_name(namespaces[0], declarations[0].name)
     watch = Watch()
     identities = work / "identities"
     identities.mkdir()

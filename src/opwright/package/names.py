@@ -1,4 +1,4 @@
-"""Names that a package of operators cannot have."""
+"""Names that a package of operators, or an operator in it, cannot have."""
 
 from __future__ import annotations
 
@@ -16,22 +16,53 @@ _TAKEN = frozenset(
     "vulkan_prepack cudnn triton xla _test _nnapi nvprims opwright".split()
 )
 
+# Keywords of C++20 and the other spellings of its signs, such as `bitand` for `&`.
+_CPP_KEYWORDS = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default "
+    "delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long "
+    "mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template this "
+    "thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
+    "xor_eq".split()
+)
 
-def check_name(name: str, subject: str) -> None:
+
+def check_package_name(name: str, subject: str) -> None:
     """Refuses an invalid name of a package and of its operators' namespace.
 
     Raises:
         PackageError: it is not an identifier, or another package has it.
     """
+    fault = _fault_of(name, "a package")
+    if fault:
+        raise PackageError(subject, fault, rows=[("got", repr(name))], hint=f"`{_fitting(name, '_ops')}`")
+
+
+def check_operator_name(name: str, subject: str) -> None:
+    """Refuses an invalid name of an operator: its module and its C++ function have the same name.
+
+    Raises:
+        PackageError: it is not an identifier of Python and of C++, or another package has it.
+    """
+    fault = "C++ has a keyword of this name" if name in _CPP_KEYWORDS else ""
+    fault = _fault_of(name, "an operator") or fault
+    if fault:
+        package, slash, _ = subject.rpartition("/")
+        hint = f"`{package}{slash}{_fitting(name, '_op')}`"
+        raise PackageError(subject, fault, rows=[("got", repr(name))], hint=hint)
+
+
+def _fault_of(name: str, of: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
-        fitting = re.sub(r"\W+", "_", name).strip("_0123456789") or "my_ops"
-        raise PackageError(
-            subject, "this cannot be the name of a package", rows=[("got", repr(name))], hint=f"`{fitting}`"
-        )
-    if name.lower() in _TAKEN or name in sys.stdlib_module_names:
-        whose = (
-            "PyTorch has operators with this namespace"
-            if name.lower() in _TAKEN
-            else "Python has a module of this name"
-        )
-        raise PackageError(subject, whose, rows=[("got", repr(name))], hint=f"`{name}_ops`")
+        return f"this cannot be the name of {of}"
+    if name.lower() in _TAKEN:
+        return "PyTorch has operators with this namespace"
+    return "Python has a module of this name" if name in sys.stdlib_module_names else ""
+
+
+def _fitting(name: str, ending: str) -> str:
+    """Returns a similar name that is valid."""
+    fitting = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_0123456789") or f"my{ending}"
+    is_taken = _fault_of(fitting, "") or fitting in _CPP_KEYWORDS
+    return fitting + ending if is_taken else fitting

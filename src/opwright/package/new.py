@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from opwright.errors import PackageError
-from opwright.package.names import check_name
+from opwright.package.names import check_operator_name, check_package_name
 
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 FIRST_OPERATOR = "scale_shift"
@@ -21,7 +21,7 @@ def new_project(name: str, folder: Path) -> list[Path]:
         PackageError: the name cannot be had, or the folder exists.
     """
     package = name.replace("-", "_")
-    check_name(package, name)
+    check_package_name(package, name)
     project = folder / name
     if project.exists() and any(project.iterdir()):
         raise PackageError(name, "the folder exists and is not empty", rows=[("folder", str(project))])
@@ -48,7 +48,7 @@ def new_operator(name: str, project: Path) -> list[Path]:
         PackageError: there is no project, or the name is taken.
     """
     package, _, operator = name.rpartition("/")
-    check_name(operator, name)
+    check_operator_name(operator, name)
     packages = [path.parent for path in sorted(project.glob("src/*/__init__.py"))]
     if not (project / "pyproject.toml").is_file() or not packages:
         raise PackageError(

@@ -108,6 +108,36 @@ def test_names_that_cannot_be_had(tmp_path: Path, name: str, text: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("double", "C++ has a keyword of this name", "double_op"),  # a type
+        ("template", "C++ has a keyword of this name", "template_op"),
+        ("bitand", "C++ has a keyword of this name", "bitand_op"),  # another spelling of a sign
+        ("co_yield", "C++ has a keyword of this name", "co_yield_op"),  # new in C++20
+        ("class", "this cannot be the name of an operator", "class_op"),  # of Python and C++
+        ("lambda", "this cannot be the name of an operator", "lambda_op"),  # of Python
+        ("2 int", "this cannot be the name of an operator", "int_op"),
+        ("größe", "this cannot be the name of an operator", "gr_e"),
+        ("named/double", "C++ has a keyword of this name", "named/double_op"),
+    ],
+)
+def test_a_keyword_is_not_the_name_of_an_operator_and_the_hint_is_one(
+    tmp_path: Path, name: str, text: str, hint: str
+) -> None:
+    new_project("named", tmp_path)
+    with pytest.raises(PackageError) as caught:
+        new_operator(name, tmp_path / "named")
+    assert text in str(caught.value)
+    assert str(caught.value).endswith(f"hint: `{hint}`")
+    assert new_operator(hint, tmp_path / "named")
+
+
+def test_the_hint_for_a_keyword_as_the_name_of_a_project_is_another_name(tmp_path: Path) -> None:
+    with pytest.raises(PackageError, match=r"hint: `class_ops`$"):
+        new_project("class", tmp_path)
+
+
 def test_what_is_there_stays(tmp_path: Path) -> None:
     new_project("mine", tmp_path)
     with pytest.raises(PackageError, match="exists and is not empty"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -254,3 +255,50 @@ def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "Removed 1 build\n" in capsys.readouterr().err
     assert data.exists()
     assert not entry.library.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("verb", ["clean", "prune --days 0", "prune --days 9 --max-size 0B"])
+@pytest.mark.parametrize("kind", ["build", "headers", "triton"])
+def test_a_cache_that_cannot_be_written_is_an_error_of_the_cache_commands(
+    code: int, verb: str, kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`clean` ended with a traceback, and `prune` had "Removed 1 build" though it was still there."""
+    path = Store().root / {"headers": f"headers/{'d' * 40}/prefix.h", "triton": f"triton/{'e' * 32}.opk"}.get(kind, "")
+    if kind == "build":
+        path = build(Store()).library
+    else:
+        make_root(Store().root)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"x")
+    make_old(Store().root)
+
+    def refuse(path: object, **_: object) -> None:
+        raise OSError(code, os.strerror(code), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        patched.setattr(os, "rmdir", refuse)
+        ended = cache_command(*verb.split()[:1], patched, *verb.split()[1:])
+    err = capsys.readouterr().err
+    assert (ended, "Removed" in err, "Traceback" in err) == (2, False, False)
+    assert "OPW204" in err
+    assert os.strerror(code) in err
+    assert f"at      {Store().root}/" in err
+    assert path.exists()
+
+
+def test_a_build_that_another_process_removes_at_the_same_time_is_no_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = build(Store())
+    unlink = os.unlink
+
+    def lose(path: str, **how: int) -> None:
+        unlink(path, **how)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", lose)
+        assert Store().clean() == 1
+    assert not entry.path.exists()

@@ -281,6 +281,7 @@ class Store:
         """Removes entries made before that many days ago and what killed builds left; returns a count.
 
         Raises:
+            StoreError: the store cannot be written.
             StoreOwnerError: the store's directory is not the store's.
         """
         count = 0
@@ -297,8 +298,7 @@ class Store:
         for path in self._named("triton", _FILES["triton"], is_file=True):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < limit:
-                    path.unlink()
-                    count += 1
+                    count += self._remove(path)
         self._sweep(_STALE_SECONDS)
         return count
 
@@ -306,6 +306,7 @@ class Store:
         """Removes what was used least recently, until the store takes at most so many bytes; returns a count.
 
         Raises:
+            StoreError: the store cannot be written.
             StoreOwnerError: the store's directory is not the store's.
         """
         found: list[tuple[float, Path]] = []
@@ -319,18 +320,17 @@ class Store:
         for _, path in sorted(found):
             if total <= max_bytes:
                 break
-            total -= _size_of(path)
-            if path.is_dir():
-                self._remove(path)
-            else:
-                path.unlink(missing_ok=True)
-            count += 1
+            size = _size_of(path)
+            if self._remove(path):
+                total -= size
+                count += 1
         return count
 
     def clean(self) -> int:
         """Removes every entry, except builds in progress; returns how many there were.
 
         Raises:
+            StoreError: the store cannot be written.
             StoreOwnerError: the store's directory is not the store's.
         """
         count = sum(self._remove(path) for folder in _PRODUCTS for path in self._builds(folder))
@@ -339,7 +339,7 @@ class Store:
                 self._remove(path)
         for folder, form in _FILES.items():
             for path in self._named(folder, form, is_file=True):
-                path.unlink(missing_ok=True)
+                self._remove(path)
         self._sweep(0)
         return count
 
@@ -374,11 +374,25 @@ class Store:
     def _builds(self, folder: str) -> list[Path]:
         return [path for request in self._named(folder, _REQUEST) for path in _listed(request, _BUILD)]
 
-    def _remove(self, path: Path) -> int:
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # the last build of a request
-        return 1
+    def _remove(self, path: Path) -> bool:
+        """Removes a file or a directory; returns whether it is gone.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        is_folder = path.is_dir()
+        try:
+            shutil.rmtree(path) if is_folder else path.unlink()
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                # What `rmtree` names has no folder.
+                raise _store_error(self.root, OSError(error.errno, error.strerror, str(path))) from error
+            # Another process removes it at the same time, or has its library open on a network file system.
+            shutil.rmtree(path, ignore_errors=True)
+        if is_folder:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # the last build of a request
+        return not path.exists()
 
     def _discard(self, path: Path) -> None:
         """Takes a directory out of its place, all at once."""

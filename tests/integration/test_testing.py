@@ -140,7 +140,7 @@ def test_a_failure_shows_what_verify_found_and_no_traceback(suite_run: Run, proj
     (shown,) = [block for language, block in BLOCKS if not language and block.startswith("FAILED")]
     for line in shown.splitlines():
         assert line in text
-    assert f"opwright verify {project}/my_ops.py::tail --check 'numerics'" in text
+    assert f"opwright verify {project}/my_ops.py::tail --check numerics" in text
     assert "generic.py" not in text
 
 

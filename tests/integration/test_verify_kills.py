@@ -94,7 +94,7 @@ def test_a_failure_tells_where_and_how_to_repeat() -> None:
     assert "along axis" in failure.pattern
     assert " wrong; worst at [" in failure.message
     assert failure.repeat.startswith("opwright verify ")
-    assert "--check 'numerics'" in failure.repeat
+    assert "--check numerics" in failure.repeat
 
 
 FLAT = """

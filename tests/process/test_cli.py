@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,24 @@ def {name}(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     """Three times x."""
     return x * 3
 '''
+
+TASK = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 3
+
+def get_inputs():
+    return [torch.rand(4)]
+"""
+CANDIDATE = """
+import torch
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x * 3.01
+"""
 
 
 @pytest.fixture
@@ -261,6 +280,26 @@ def test_verify_exit_codes(command, tmp_path: Path) -> None:
     record = json.loads((tmp_path / "records" / "thrice.verify.json").read_text())
     assert record["name"] == "cli::thrice"
     assert record["failures"] == []
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("arguments", ["bad.py", "task.py", "task.py --candidate other.py"])
+def test_the_command_that_repeats_a_failure_can_be_typed(command, tmp_path: Path, arguments: str) -> None:
+    """It had a path with spaces as two arguments, and quotes around `numerics`."""
+    folder = tmp_path / "it's my kernels"
+    folder.mkdir()
+    (tmp_path / "bad.py").rename(folder / "bad.py")
+    (folder / "task.py").write_text(TASK if "other" in arguments else TASK + CANDIDATE)
+    (folder / "other.py").write_text(CANDIDATE)
+    given = [f"{folder}/{word}" if word.endswith(".py") else word for word in arguments.split()]
+    first = command("verify", *given, "--check", "numerics", "--device", "cpu")
+    (repeat,) = re.findall("^ *repeat +(opwright verify .*)$", first.stdout, re.M)
+    assert repeat.endswith(" --check numerics --device cpu")
+    _, *words = shlex.split(repeat)
+    again = command(*words)
+    assert (first.returncode, again.returncode, again.stderr) == (1, 1, "")
+    assert again.stdout.splitlines()[-1].startswith("Failed ")
+    assert f"repeat   {repeat}" in again.stdout
 
 
 @pytest.mark.compiler

@@ -12,6 +12,7 @@ import importlib.util
 import io
 import os
 import pickle
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +91,7 @@ class Request:
             return self.target.command if isinstance(self.target, Task) else ""
         declaration = self.operator.declaration
         owner = (declaration.forward or declaration.qualified_name).split("::")[1]
-        return f"opwright verify {declaration.file}::{owner}"
+        return shlex.join(["opwright", "verify", f"{declaration.file}::{owner}"])
 
     def made(self) -> dict[str, Target]:
         """Returns the targets by prefix; of a task none, for nothing of its files runs here."""

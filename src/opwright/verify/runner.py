@@ -17,6 +17,7 @@ import faulthandler
 import functools
 import gc
 import os
+import shlex
 import signal
 import sys
 import time
@@ -573,7 +574,7 @@ def _failure_of(
     # One element has no place that would tell more than a large case does.
     telling = [found for found in bad if found.pattern.startswith("only") and first.pattern == "every element"]
     pattern = f"{telling[0].pattern} of {telling[0].case}" if telling else first.pattern
-    repeat = "" if case == BUILDING else repeat and f"{repeat} --check '{job.check}' --device {job.device}"
+    repeat = "" if case == BUILDING else repeat and f"{repeat} --check {shlex.quote(job.check)} --device {job.device}"
     return Failure(job.name, without_names(case), message + more, pattern, repeat, str(job.device), case, numbers)
 
 

@@ -6,6 +6,7 @@ The candidate is imported in the process of the checks only: nothing of its file
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,8 @@ class Task:
     @property
     def command(self) -> str:
         """The command that verifies it, without flags."""
-        if self.candidate == self.reference:
-            return f"opwright verify {self.reference}"
-        return f"opwright verify {self.reference} --candidate {self.candidate}"
+        candidate = [] if self.candidate == self.reference else ["--candidate", str(self.candidate)]
+        return shlex.join(["opwright", "verify", str(self.reference), *candidate])
 
     def load(
         self, guard: Guard, device: torch.device, effort: str, expand: bool, reference: Reference | None = None

@@ -148,6 +148,7 @@ def test_the_usage_names_optional_arguments(command, verb: str, usage: str) -> N
         ("report", "error: `opwright report` needs RECORDS\n\nhint: for example `opwright report reports`\n"),
         ("verify x --nope", "error: unknown option: --nope\n\nhint: `opwright verify --help` lists the options\n"),
         ("cache size x", "error: `opwright cache size` does not take `x`\n\nhint: `opwright cache size --help`"),
+        ("verify x --cxxflags", "error: parameter --cxxflags requires an argument\n\nhint: "),
         ("nope", 'error: unknown command "nope"\n\nhint: `opwright --help` lists the commands\n'),
     ],
 )
@@ -259,6 +260,18 @@ def test_build(command, tmp_path: Path) -> None:
     assert broken.stdout == ""
     assert "broken.py:" in broken.stderr
     assert "Traceback" not in broken.stderr
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "flags", [["--cxxflags", "-g -DFACTOR=3"], ["--cxxflags", "-DFACTOR=3"], ["--cxxflags=-DFACTOR=3"]]
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_compiler_flags_begin_with_a_hyphen(command, tmp_path: Path, flags: list[str], is_last: bool) -> None:
+    (tmp_path / "flags.py").write_text(OPERATOR.format(name="thrice", expression="x(i) * FACTOR"))
+    line = ["build", "flags.py", *flags] if is_last else [*flags, "build", "flags.py"]
+    done = command(*line, OPWRIGHT_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.compiler

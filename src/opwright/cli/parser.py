@@ -21,7 +21,7 @@ def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     cache_dir: Annotated[str | None, Parameter(help=FLAGS["--cache-dir"])] = None,
     cxx: Annotated[str | None, Parameter(help=FLAGS["--cxx"])] = None,
-    cxxflags: Annotated[str | None, Parameter(help=FLAGS["--cxxflags"])] = None,
+    cxxflags: Annotated[str | None, Parameter(help=FLAGS["--cxxflags"], allow_leading_hyphen=True)] = None,
     arch: Annotated[str | None, Parameter(help=FLAGS["--arch"])] = None,
     jobs: Annotated[int | None, Parameter(help=FLAGS["--jobs"])] = None,
     require_kernels: Annotated[bool, Parameter(negative="", help=FLAGS["--require-kernels"])] = False,

@@ -167,13 +167,24 @@ def _explain_failed_import(place: str) -> Iterator[None]:
         if absent and (place == absent or place.startswith(absent + ".")):
             module, _, name = place.rpartition(".")
             found = [o for o in registry.operators.values() if o.declaration.module == module]
-            hint = _nearest(module, name, found) or f"a file is written with its folder or ending: `./{place}.py`"
+            hint = _nearest(module, name, found) or ("" if "." in absent else _source_of(place))
+            hint = hint or f"a file is written with its folder or ending: `./{place}.py`"
             raise TargetError(place, "there is no such module", hint=hint) from None
         shown = traceback.TracebackException.from_exception(error)
         own = [frame for frame in shown.stack if frame.filename != __file__ and "importlib" not in frame.filename]
         shown.stack = traceback.StackSummary.from_list(own)
         hint = f"it needs the module `{absent}`, which {sys.executable} does not have" if absent else ""
         raise TargetError(place, "its import failed", body="".join(shown.format()), hint=hint) from None
+
+
+def _source_of(module: str) -> str:
+    """Returns what to type for a module of the project in this folder that is not installed; "" if there is none."""
+    package = Path("src") / module.partition(".")[0]
+    if not Path("pyproject.toml").is_file() or not (package / "__init__.py").is_file():
+        return ""
+    files = sorted(Path("src", *module.split(".")).rglob("op.py"))
+    file = f"; or name a file of it: `{files[0]}`" if files else ""
+    return f"`pip install --no-build-isolation --editable .` installs `{package}`{file}"
 
 
 def _is_source(info: pkgutil.ModuleInfo) -> bool:

@@ -343,6 +343,17 @@ def test_a_folder_is_named_without_a_slash(command, tmp_path: Path) -> None:
     assert "cli::inner" in command("list", "mine").stdout
 
 
+@pytest.mark.parametrize("target", ["fresh", "fresh::scale_shift", "fresh.scale_shift"])
+def test_a_project_that_is_not_installed_is_found_in_its_sources(command, tmp_path: Path, target: str) -> None:
+    """The hint was `./fresh.py`, which is not there."""
+    command("new", "fresh")
+    result = run_opwright("inspect", target, cwd=tmp_path / "fresh")
+    file = "src/fresh/scale_shift/op.py"
+    hint = f"`pip install --no-build-isolation --editable .` installs `src/fresh`; or name a file of it: `{file}`"
+    assert (result.returncode, result.stderr.rpartition("hint: ")[2]) == (2, hint + "\n")
+    assert run_opwright("list", file, cwd=tmp_path / "fresh").returncode == 0
+
+
 @pytest.mark.parametrize("verb", ["verify", "bench", "build", "list", "inspect"])
 def test_an_empty_target_is_a_usage_error(command, verb: str) -> None:
     result = command(verb, "")

@@ -275,6 +275,17 @@ def test_compiler_flags_begin_with_a_hyphen(command, tmp_path: Path, flags: list
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("line", ["verify good.py", "verify good.py --in-process", "verify task.py", "bench good.py"])
+def test_a_compiler_that_does_not_exist_is_an_error_alone(command, tmp_path: Path, line: str) -> None:
+    """`verify` warned in each of its processes that the reference runs, and ended with the error after all checks."""
+    (tmp_path / "task.py").write_text(TASK + CANDIDATE)
+    done = command(*line.split(), "--cxx", "g++-99", OPWRIGHT_CACHE_DIR=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: `OPWRIGHT_CXX`: this compiler does not exist   [OPW201]")
+    assert "Warning" not in done.stderr
+
+
+@pytest.mark.compiler
 def test_verify_exit_codes(command, tmp_path: Path) -> None:
     good = command("verify", "good.py", "--check", "numerics", "--out", "records")
     assert good.returncode == 0

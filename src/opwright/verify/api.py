@@ -13,6 +13,8 @@ import torch
 
 from opwright.backends.exports import may_export
 from opwright.backends.sources import tell_misnamed, tell_where
+from opwright.backends.toolchain import find_compiler
+from opwright.build.store import Store
 from opwright.contract import domains
 from opwright.contract.annotations import Mutates
 from opwright.contract.contract import MISSING, Contract
@@ -95,6 +97,7 @@ def verify(
     Raises:
         CheckError: a callable comes without a reference or samples, or there is no such check or device.
         DeclarationError: `contract` or `precision` cannot be read.
+        NoCompilerError: OPWRIGHT_CXX names something that is not there.
     """
     started = time.time()
     wanted = set(checks) if checks is not None else None
@@ -110,6 +113,7 @@ def verify(
         _check_precision(target, precision)
     is_made = isinstance(target, Request)  # by `opwright.testing.suite`, for several runs
     request = target if is_made else Request(target, reference, list_samples(samples), effort, expand, precision)
+    find_compiler(Store().identities)  # the record names it: an error of the setting comes before the checks
     work = Work(request, only)
     chosen = _devices(request, devices)
     jobs = [

@@ -11,9 +11,9 @@ import ctypes
 import functools
 import importlib.util
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from opwright.errors import LoadError
 if TYPE_CHECKING:
     import torch
 
+_MISMATCH = re.compile(r"Mismatch in kernel C\+\+ signatures\s+operator: ([\w:.]+)")
 _lock = threading.RLock()
 _loaded: dict[str, _Library] = {}  # by path
 _imported: dict[str, Path] = {}  # where the module is that has a name to itself
@@ -126,9 +127,11 @@ def _replace(library: _Library, earlier: list[_Library], path: Path) -> None:
         other.handle.opwright_release()
         other.active = False
     error = library.handle.opwright_register()
-    if error and b"Mismatch in kernel C++ signatures" in error:
+    entries = set(before)
+    while error and (found := _MISMATCH.search(error.decode(errors="replace"))) and found[1] in entries:
         # PyTorch's entry of an operator accepts one C++ signature as long as it lives.
-        _let_die(before)
+        entries.remove(found[1])
+        _let_die(found[1])
         error = library.handle.opwright_register()
     library.active = error is None
     for other in earlier if error else ():
@@ -171,21 +174,20 @@ def _keep_alive(operator: str) -> None:
         _kept_alive[operator] = library
 
 
-def _let_die(operators: Iterable[str]) -> None:
-    """Lets PyTorch drop its entries of operators; what Python has of them says so, instead of reading freed memory."""
+def _let_die(operator: str) -> None:
+    """Lets PyTorch drop its entry of an operator; what Python has of it says so, instead of reading freed memory."""
     import torch
 
     from opwright import _torch
 
-    for operator in operators:
-        namespace, _, name = operator.partition("::")
-        packet = vars(getattr(torch.ops, namespace)).get(name.partition(".")[0])
-        overloads = [v for v in vars(packet).values() if isinstance(v, _torch.OpOverload)] if packet else []
-        for entry in [packet, *overloads] if packet else ():
-            _torch.replace_direct_entry(entry, functools.partial(_refuse, operator))
-        library = _kept_alive.pop(operator, None)
-        if library:
-            _torch.destroy_library(library)
+    namespace, _, name = operator.partition("::")
+    packet = vars(getattr(torch.ops, namespace)).pop(name.partition(".")[0], None)
+    overloads = [v for v in vars(packet).values() if isinstance(v, _torch.OpOverload)] if packet else []
+    for entry in [packet, *overloads] if packet else ():
+        _torch.replace_direct_entry(entry, functools.partial(_refuse, operator))
+    library = _kept_alive.pop(operator, None)
+    if library:
+        _torch.destroy_library(library)
 
 
 def _refuse(operator: str, *args: object, **kwargs: object) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from opwright.cpp_extension import load_inline
+from opwright.errors import LoadError
 
 # torch/library.h takes a compiler ten seconds.
 pytestmark = [pytest.mark.compiler, pytest.mark.slow]
@@ -35,3 +36,22 @@ TORCH_LIBRARY(one_edited, m) { m.def("f(int x) -> int", &f); m.def("h(int x) -> 
     assert (torch.ops.one_edited.f(1), torch.ops.one_edited.h(1), kept_f(1)) == (11, 6, 11)
     with pytest.raises(RuntimeError, match=r"torch\.ops\.one_edited\.h anew"):
         kept_h(1)
+
+
+def test_an_edited_library_with_a_custom_class_is_refused_and_the_earlier_stays() -> None:
+    """The operators of both versions were gone."""
+    text = """
+#include <torch/custom_class.h>
+struct Stack : torch::CustomClassHolder { int64_t size() { return 1; } };
+int64_t total(int64_t s) { return s + 1; }
+TORCH_LIBRARY(with_class, m) {
+  m.class_<Stack>("Stack").def(torch::init<>()).def("size", &Stack::size);
+  m.def("total(int s) -> int", &total);
+}
+"""
+    cell("with_class", text)
+    with pytest.raises(LoadError, match=r"(?s)custom class.*within a process.*start Python again"):
+        cell("with_class", text.replace("s + 1", "s + 2"))
+    assert torch.ops.with_class.total(1) == 2
+    cell("with_class", text)
+    assert (torch.ops.with_class.total(1), torch.classes.with_class.Stack().size()) == (2, 1)

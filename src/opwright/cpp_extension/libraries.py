@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from opwright.build.elf import read_library
 from opwright.build.store import digest_of
 from opwright.cpp_extension.explain import import_error
 from opwright.errors import LoadError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 _MISMATCH = re.compile(r"Mismatch in kernel C\+\+ signatures\s+operator: ([\w:.]+)")
+_NEW_PROCESS = "start Python again (in a notebook, restart the kernel): the edited version is then the first one"
 _lock = threading.RLock()
 _loaded: dict[str, _Library] = {}  # by path
 _imported: dict[str, Path] = {}  # where the module is that has a name to itself
@@ -41,6 +43,7 @@ class _Library:
     handle: ctypes.CDLL
     registers: bool
     lines: list[str]  # what it registers: "DEF namespace" or "USE namespace"
+    has_classes: bool  # registers custom classes, which PyTorch never takes back
     active: bool = False
 
     @property
@@ -63,7 +66,15 @@ def load_library(name: str, path: Path) -> None:
     with _lock:
         library = _loaded.get(str(path)) or _open(name, path)
         if library.registers and not library.active:
-            _replace(library, [other for other in _loaded.values() if library.replaces(other)], path)
+            earlier = [other for other in _loaded.values() if library.replaces(other)]
+            if any(other.has_classes and library.namespaces & other.namespaces for other in earlier):
+                raise LoadError(
+                    name,
+                    "it registers a custom class, and PyTorch cannot replace one within a process",
+                    rows=[("stays", "the version that is loaded")],
+                    hint=_NEW_PROCESS,
+                )
+            _replace(library, earlier, path)
         torch.ops.loaded_libraries.add(str(path))
 
 
@@ -110,11 +121,13 @@ def _open(name: str, path: Path) -> _Library:
         del os.environ["OPWRIGHT_LOADS"]
     registers = hasattr(handle, "opwright_register")
     lines: list[str] = []
+    has_classes = False
     if registers:
         for function in (handle.opwright_register, handle.opwright_registrations):
             function.restype = ctypes.c_char_p
         lines = handle.opwright_registrations().decode().splitlines()
-    library = _loaded[str(path)] = _Library(name, handle, registers, lines)
+        has_classes = any("10class_base" in symbol.name for symbol in read_library(path).undefined)
+    library = _loaded[str(path)] = _Library(name, handle, registers, lines, has_classes)
     return library
 
 
@@ -148,7 +161,7 @@ def _replace(library: _Library, earlier: list[_Library], path: Path) -> None:
             "PyTorch refuses what it registers",
             body=text,
             rows=[("library", str(path))],
-            hint="correct the TORCH_LIBRARY, and call again",
+            hint=_NEW_PROCESS if text.startswith("Custom class") else "correct the TORCH_LIBRARY, and call again",
         )
 
 

@@ -126,6 +126,16 @@ def _namespace_twice(match: re.Match[str], name: str, path: Path) -> LoadError:
     )
 
 
+def namespace_taken(name: str, namespace: str, owner: str) -> LoadError:
+    """Returns the error for a library with the TORCH_LIBRARY of a namespace that another extension has."""
+    return LoadError(
+        name,
+        f"the namespace `{namespace}` has a TORCH_LIBRARY already, in the extension `{owner}`",
+        hint=f"`TORCH_LIBRARY_FRAGMENT({namespace}, m)` adds operators to it; an edited version that is loaded as "
+        f'`"{owner}"` replaces it',
+    )
+
+
 def _registered_type(match: re.Match[str], name: str, path: Path) -> LoadError:
     return LoadError(
         name,

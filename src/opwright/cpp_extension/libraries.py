@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from opwright.build.elf import read_library
 from opwright.build.store import digest_of
-from opwright.cpp_extension.explain import import_error
+from opwright.cpp_extension.explain import import_error, namespace_taken
 from opwright.errors import LoadError
 
 if TYPE_CHECKING:
@@ -50,13 +50,19 @@ class _Library:
     def namespaces(self) -> set[str]:
         return {line[4:] for line in self.lines}
 
+    @property
+    def owned(self) -> set[str]:
+        """The namespaces that it has the TORCH_LIBRARY of."""
+        return {line[4:] for line in self.lines if line.startswith("DEF")}
+
     def replaces(self, other: _Library) -> bool:
-        owned = {line for line in self.lines if line.startswith("DEF")}
-        return other.active and other is not self and (other.name == self.name or bool(owned & set(other.lines)))
+        return other.active and other is not self and other.name == self.name
 
 
 def load_library(name: str, path: Path) -> None:
     """Loads a library; what it registers with PyTorch replaces what an earlier version registered.
+
+    A version of an extension has its name: under another one, a namespace has a second TORCH_LIBRARY.
 
     Raises:
         LoadError: it cannot be loaded, or what it registers is refused. The earlier version stays.
@@ -66,6 +72,9 @@ def load_library(name: str, path: Path) -> None:
     with _lock:
         library = _loaded.get(str(path)) or _open(name, path)
         if library.registers and not library.active:
+            for other in _loaded.values():
+                if other.active and other.name != library.name and library.owned & other.owned:
+                    raise namespace_taken(name, min(library.owned & other.owned), other.name)
             earlier = [other for other in _loaded.values() if library.replaces(other)]
             if any(other.has_classes and library.namespaces & other.namespaces for other in earlier):
                 raise LoadError(

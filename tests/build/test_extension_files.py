@@ -82,3 +82,18 @@ def test_relative_paths_of_flags(folder: str | None, tmp_path: Path, monkeypatch
         "no_implicit_headers": True,
     }
     assert load_inline("relative", text, **options).value() == 654
+
+
+@pytest.mark.parametrize("folder", [None, "build"])
+def test_relative_files_of_a_link(folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were looked for in a directory of the build, and a new content must be linked again."""
+    monkeypatch.chdir(tmp_path)
+    base = tmp_path / (folder or ".")
+    base.mkdir(exist_ok=True)
+    (base / "cap.map").write_text("{ global: PyInit_*; local: *; };\n")
+    flags = ["-Wl,--whole-archive", "libq.a", "-Wl,--no-whole-archive", "-Wl,--version-script=cap.map"]
+    text = 'extern "C" int number();\n' + source("number()")
+    options: dict[str, Any] = {"extra_ldflags": flags, "build_directory": folder, "no_implicit_headers": True}
+    for value in (1, 2):
+        write_archive(base / "libq.a", value)
+        assert load_inline("relative_link", text, **options).value() == value

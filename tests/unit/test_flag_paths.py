@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.cpp_extension.flag_paths import absolute, linked_files
+from opwright.cpp_extension.flag_paths import absolute, absolute_in_link, linked_files
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from opwright.cpp_extension.flag_paths import absolute, linked_files
         (["-Wl,--whole-archive,{}/libq.a", "-Wl,--version-script={}/q.map", "@{}/q.rsp"], ["libq.a", "q.map", "q.rsp"]),
         (["-L{}", "-lq", "-l:libboth.so", "-lboth", "-lnowhere"], ["libq.a", "libboth.so"]),
         (["-L", "{}", "-Wl,-Bstatic", "-lboth"], ["libboth.a"]),
+        (["-T{}/q.map"], ["q.map"]),
         (["-Wl,-rpath,{}", "-lm", "-l", "-L"], []),
     ],
 )
@@ -44,3 +45,25 @@ def test_files_that_a_link_depends_on(flags: list[str], expected: list[str], tmp
 def test_paths_of_flags_become_absolute(flags: list[str], expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "pre.h").touch()
     assert absolute(flags, str(tmp_path)) == [flag.format(tmp_path) for flag in expected]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["q.o", "./q.o", "build/../q.o", "a,b.o"], ["{}/q.o", "{}/./q.o", "{}/build/../q.o", "{}/a,b.o"]),
+        (["-Wl,--whole-archive", "q.o", "-Wl,--no-whole-archive"], ["-Wl,--whole-archive", "{}/q.o", "-Wl,--no-whole-archive"]),
+        (["-Wl,--whole-archive,q.o,q.o", "-Wl,-Bsymbolic,q.o"], ["-Wl,--whole-archive,{}/q.o,{}/q.o", "-Wl,-Bsymbolic,{}/q.o"]),
+        (["-Wl,--version-script=q.map", "-Wl,--version-script,q.map"], ["-Wl,--version-script={}/q.map", "-Wl,--version-script,{}/q.map"]),
+        (["-Xlinker", "--dynamic-list", "-Xlinker", "q.map"], ["-Xlinker", "--dynamic-list", "-Xlinker", "{}/q.map"]),
+        (["-T", "q.map", "-Tq.map", "@q.map"], ["-T", "{}/q.map", "-T{}/q.map", "@{}/q.map"]),
+        (["-Llib", "-L", "lib", "-l:q.o"], ["-L{}/lib", "-L", "{}/lib", "-l:q.o"]),
+        (["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"], ["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"]),
+        (["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "q.o"], ["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "{}/q.o"]),
+        (["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"], ["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"]),
+    ],
+)  # fmt: skip
+def test_files_of_a_link_become_absolute(flags: list[str], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    for name in ("q.o", "a,b.o", "q.map"):
+        (tmp_path / name).touch()
+    assert absolute_in_link(flags, str(tmp_path)) == [flag.replace("{}", str(tmp_path)) for flag in expected]

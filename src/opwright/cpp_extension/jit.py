@@ -14,7 +14,7 @@ from typing import Any
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
-from opwright.cpp_extension.flag_paths import absolute
+from opwright.cpp_extension.flag_paths import absolute, absolute_in_link
 from opwright.cpp_extension.objects import BindingsFailed, Source, read_source, torch_folder
 from opwright.errors import ExtensionError
 
@@ -70,7 +70,7 @@ def load(
     extension = Extension(
         name,
         [options.file(name, file) for file in files],
-        absolute(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
+        absolute_in_link(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
         has_cuda if with_cuda is None else with_cuda,
         "program" if is_standalone else "module" if is_python_module else "library",
         shows_warnings=verbose,
@@ -143,7 +143,7 @@ def load_inline(
         return Extension(
             name,
             sources,
-            absolute(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
+            absolute_in_link(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
             bool(cuda) if with_cuda is None else with_cuda,
             "module" if is_python_module else "library",
             use_pch,

@@ -206,11 +206,14 @@ def _link_flags(extension: Extension, nvcc: cuda.Nvcc | None, library: Path) -> 
 
 
 def words(subject: str, argument: str, flags: Sequence[str]) -> list[str]:
-    """Returns the flags of an argument one by one: a string may hold several."""
+    """Returns the flags of an argument one by one: a string may hold several.
+
+    PyTorch writes flags into a file of ninja, where `$$` is a `$`.
+    """
     found = []
     for flag in flags:
         try:
-            found += shlex.split(flag)
+            found += shlex.split(flag.replace("$$", "$"))
         except ValueError as error:
             raise ExtensionError(
                 subject,

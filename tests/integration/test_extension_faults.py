@@ -137,6 +137,20 @@ def test_a_flag_with_an_open_quote(store: Path, project: Path, argument: str) ->
     assert flags == ["-DNAME=it's"]
 
 
+@pytest.mark.parametrize("flag", ["`echo -lz`", "$(echo -lz)", '"$$(echo -lz)"', "-DX=$(echo -lz)"])
+def test_a_flag_that_a_shell_would_run(store: Path, project: Path, flag: str) -> None:
+    """The linker was given "`echo" and "-lz`"."""
+    hint = r'extra_ldflags=subprocess\.check_output\(\["echo", "-lz"\], text=True\)\.split\(\)'
+    with refused(store, project, errors.ExtensionError, f"(?s)no shell runs.*{hint}"):
+        inline("shell", 1, extra_ldflags=[flag])
+
+
+def test_quoted_characters_of_a_shell_are_themselves() -> None:
+    for quoted in ("'-DX=\"`\"'", '-DX=\\"\\`\\"', '"-DX=\\"\\`\\""', "'-DX=\"$(\"'"):
+        text = "static_assert(X[0] == '`' || X[0] == '$');\n" + source("sizeof(X)")
+        assert load_inline("quoted", text, extra_cflags=[quoted], no_implicit_headers=True).value() > 0
+
+
 # --- paths --------------------------------------------------------------------------------------------
 
 ODD_NAMES = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import time
@@ -23,6 +24,8 @@ from opwright.cpp_extension.objects import Objects, Source, torch_folder
 from opwright.errors import ExtensionError, NoCompilerError, NoNvccError
 
 _FORMAT = "extension 2"
+_QUOTED = re.compile(r"""\\.|"((?:\\.|[^"\\])*)"|'[^']*'""", re.DOTALL)  # group 1: where a shell still substitutes
+_SUBSTITUTION = re.compile(r"`([^`]*)`?|\$\(([^()]*)\)?")
 
 
 @dataclass
@@ -212,8 +215,18 @@ def words(subject: str, argument: str, flags: Sequence[str]) -> list[str]:
     """
     found = []
     for flag in flags:
+        flag = flag.replace("$$", "$")
+        unquoted = _QUOTED.sub(lambda part: re.sub(r"\\.", "", part[1] or ""), flag)
+        if substitution := _SUBSTITUTION.search(unquoted):
+            command = (substitution[1] or substitution[2] or "").split() or ["pkg-config", "--libs", "NAME"]
+            raise ExtensionError(
+                subject,
+                f"no shell runs what is in `{argument}`",
+                rows=[("got", flag)],
+                hint=f"`{argument}=subprocess.check_output({json.dumps(command)}, text=True).split()`",
+            )
         try:
-            found += shlex.split(flag.replace("$$", "$"))
+            found += shlex.split(flag)
         except ValueError as error:
             raise ExtensionError(
                 subject,

@@ -89,6 +89,13 @@ def test_no_sources(store: Path, project: Path) -> None:
         load("empty", [])
 
 
+def test_a_source_that_is_named_twice(store: Path, project: Path) -> None:
+    """The linker said that its functions were defined twice, and the hint was to make them inline."""
+    twice = f"{project}/../project/k.cpp"
+    with refused(store, project, errors.ExtensionError, re.escape(f"`{twice}` is named twice in `sources`")):
+        load("twice", [project / "k.cpp", twice])
+
+
 def test_an_unknown_function(store: Path, project: Path) -> None:
     functions = {"twise": "doubles"}
     text = "#include <pybind11/pybind11.h>\nint twice(int x) { return 2 * x; }\n"

@@ -63,6 +63,10 @@ def load(
     _check_name(name, is_module=is_python_module)
     if not files:
         raise ExtensionError(name, "there is no source", hint='`load("name", ["source.cpp"])`')
+    paths = [os.path.abspath(file) for file in files]
+    twice = next((file for i, file in enumerate(files) if paths[i] in paths[:i]), None)
+    if twice:
+        raise ExtensionError(name, f"`{twice}` is named twice in `sources`", hint="name each source once")
     has_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
     own_name = "" if is_standalone else name
     folder = _folder(build_directory)

@@ -125,6 +125,15 @@ def test_a_name_that_is_no_identifier(store: Path, project: Path, name: object) 
         inline(name, 1)
 
 
+def test_the_hint_for_a_name_is_a_name(store: Path, project: Path) -> None:
+    """For None it was `None`."""
+    for name, hint in ((None, "`my_extension`"), ("1a", "`my_1a`"), ("a-b", "`a_b`")):
+        with refused(store, project, errors.ExtensionError, f"hint: {hint}"):
+            inline(name, 1)
+    with refused(store, project, errors.ExtensionError, "hint: `my_extension`"):
+        load(None, str(project / "k.cpp"), is_python_module=False)
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\n", "-a", None])
 def test_a_name_that_is_none_of_a_file(store: Path, project: Path, name: str | None) -> None:
     with refused(store, project, errors.ExtensionError, "must be one of a file"):

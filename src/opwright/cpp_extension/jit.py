@@ -229,10 +229,13 @@ def _check_name(name: str, *, is_module: bool) -> None:
     """Refuses what cannot be the name of a module, or else of a file."""
     pattern = r"[A-Za-z_]\w*" if is_module else r"\w[^/\\\s\0]*"
     if not isinstance(name, str) or not re.fullmatch(pattern, name, re.ASCII):
+        similar = re.sub(r"[^0-9A-Za-z_]+", "_", name).strip("_") if isinstance(name, str) else ""
+        if is_module and similar[:1].isdigit():
+            similar = f"my_{similar}"
         raise ExtensionError(
             str(name),
             "the name of an extension must be an identifier" if is_module else "the name must be one of a file",
-            hint=f"`{re.sub(r'[^0-9A-Za-z_]+', '_', str(name)).strip('_') or 'my_extension'}`",
+            hint=f"`{similar or 'my_extension'}`",
         )
 
 

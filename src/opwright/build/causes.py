@@ -11,6 +11,8 @@ from itertools import pairwise
 from opwright.build import whereabouts
 from opwright.errors import ArchitectureError, BuildError, CompileError, HostCompilerError
 
+# Macros that PyTorch has removed, and those that took their place.
+_REMOVED = {"AT_CHECK": "TORCH_CHECK", "THCudaCheck": "C10_CUDA_CHECK` of `<c10/cuda/CUDAException.h>"}
 # What `load_inline` writes behind the author's text, to bind what `functions` names.
 _GENERATED = "PYBIND11_MODULE(opwright_"
 _UNDECLARED = re.compile(r"not declared|undeclared|is undefined|is not a member|no member named|not been declared")
@@ -157,6 +159,13 @@ def _missing_file(file: str) -> Cause:
         f"the file `{file}` is not found",
         "write its absolute path: the commands of a build run in a directory of the cache",
     )
+
+
+def _removed_macro(match: re.Match[str], failure: Failure) -> Cause | None:
+    name = match["macro"]
+    if not re.search(rf"\b{name}\b", failure.error):
+        return None
+    return Cause(f"PyTorch has removed `{name}`", f"write `{_REMOVED[name]}`")
 
 
 def _looked_in(found: whereabouts.Search) -> tuple[tuple[str, ...], ...]:
@@ -315,6 +324,10 @@ _CAUSES: list[tuple[str, Callable[[re.Match[str], Failure], Cause | None]]] = [
     (
         r"#error.*C\+\+(?P<needed>\d\d) or later|only available from C\+\+(?P<only>\d\d) onwards",
         _standard,
+    ),
+    (
+        rf"""error\b.*['"](?P<macro>{"|".join(_REMOVED)})['"](?: was not declared| must be available| is undefined|; did|$)""",
+        _removed_macro,
     ),
     (r"error: redefinition of .*TORCH_LIBRARY_(?:static_)?init_(?P<namespace>\w+)", _namespace_twice),
     (r"multiple definition of [`'](?P<symbol>.+?)';", _twice),

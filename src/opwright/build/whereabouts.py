@@ -42,6 +42,13 @@ _DEBIAN = [
     (r"cblas\.h|openblas", "libopenblas-dev"),
     (r"fftw3", "libfftw3-dev"),
 ]
+# Headers that PyTorch has removed, and those that took their place.
+_REMOVED = [
+    (r"THC/THCAtomics", "ATen/cuda/Atomic.cuh"),
+    (r"THC/THCDeviceUtils", "ATen/cuda/DeviceUtils.cuh"),
+    (r"THC/", "ATen/cuda/CUDAContext.h"),
+    (r"TH/", "ATen/ATen.h"),
+]
 _SYMBOLS = [
     (r"(GOMP|omp)_", '`extra_cflags=["-fopenmp"], extra_ldflags=["-fopenmp"]`'),
     (r"__(asan|ubsan|tsan)_", "a sanitizer's library must be in the process first: `LD_PRELOAD=$(gcc -print-file-name=libasan.so) python ...`"),
@@ -147,6 +154,9 @@ def _around(folder: str) -> list[str]:
 def _package_of(header: str) -> str:
     if header == "Python.h":
         return f"`apt-get install python{sys.version_info[0]}.{sys.version_info[1]}-dev` (or python3-dev)"
+    for pattern, successor in _REMOVED:
+        if re.match(pattern, header):
+            return f"PyTorch has removed it: `#include <{successor}>`"
     for pattern, package in _DEBIAN:
         if re.match(pattern, header):
             return f"`apt-get install {package}`"

@@ -51,17 +51,35 @@ def test_paths_of_flags_become_absolute(flags: list[str], expected: list[str], t
     ("flags", "expected"),
     [
         (["q.o", "./q.o", "build/../q.o", "a,b.o"], ["{}/q.o", "{}/./q.o", "{}/build/../q.o", "{}/a,b.o"]),
-        (["-Wl,--whole-archive", "q.o", "-Wl,--no-whole-archive"], ["-Wl,--whole-archive", "{}/q.o", "-Wl,--no-whole-archive"]),
-        (["-Wl,--whole-archive,q.o,q.o", "-Wl,-Bsymbolic,q.o"], ["-Wl,--whole-archive,{}/q.o,{}/q.o", "-Wl,-Bsymbolic,{}/q.o"]),
-        (["-Wl,--version-script=q.map", "-Wl,--version-script,q.map"], ["-Wl,--version-script={}/q.map", "-Wl,--version-script,{}/q.map"]),
+        (
+            ["-Wl,--whole-archive", "q.o", "-Wl,--no-whole-archive"],
+            ["-Wl,--whole-archive", "{}/q.o", "-Wl,--no-whole-archive"],
+        ),
+        (
+            ["-Wl,--whole-archive,q.o,q.o", "-Wl,-Bsymbolic,q.o"],
+            ["-Wl,--whole-archive,{}/q.o,{}/q.o", "-Wl,-Bsymbolic,{}/q.o"],
+        ),
+        (
+            ["-Wl,--version-script=q.map", "-Wl,--version-script,q.map"],
+            ["-Wl,--version-script={}/q.map", "-Wl,--version-script,{}/q.map"],
+        ),
         (["-Xlinker", "--dynamic-list", "-Xlinker", "q.map"], ["-Xlinker", "--dynamic-list", "-Xlinker", "{}/q.map"]),
         (["-T", "q.map", "-Tq.map", "@q.map"], ["-T", "{}/q.map", "-T{}/q.map", "@{}/q.map"]),
         (["-Llib", "-L", "lib", "-l:q.o"], ["-L{}/lib", "-L", "{}/lib", "-l:q.o"]),
-        (["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"], ["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"]),
-        (["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "q.o"], ["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "{}/q.o"]),
-        (["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"], ["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"]),
+        (
+            ["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"],
+            ["-Wl,-soname,q.o", "-Wl,-soname=q.o", "-Wl,-Map,q.map"],
+        ),
+        (
+            ["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "q.o"],
+            ["-Xlinker", "-h", "-Xlinker", "q.o", "-u", "q.o", "{}/q.o"],
+        ),
+        (
+            ["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"],
+            ["nowhere.o", "-Wl,-rpath,build", "-Wl,-rpath,$ORIGIN"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_files_of_a_link_become_absolute(flags: list[str], expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "build").mkdir()
     for name in ("q.o", "a,b.o", "q.map"):

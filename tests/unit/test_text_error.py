@@ -57,7 +57,8 @@ CASES = {
     "header that torch removed": (CXX, "/p/k.cpp:1:10: fatal error: THC/THC.h: No such file or directory"),
     "macro that torch removed": (
         CXX,
-        "/p/k.cpp: In function 'int twice(int)':\n/p/k.cpp:3:3: error: 'AT_CHECK' was not declared in this scope; did you mean 'CHECK'?",
+        "/p/k.cpp: In function 'int twice(int)':\n"
+        "/p/k.cpp:3:3: error: 'AT_CHECK' was not declared in this scope; did you mean 'CHECK'?",
     ),
     "macro that torch removed, nvcc": (NVCC, '/p/k.cu(3): error: identifier "AT_CHECK" is undefined'),
     "macro that torch removed, clang": (CXX, "/p/k.cpp:3:3: error: use of undeclared identifier 'AT_CHECK'"),

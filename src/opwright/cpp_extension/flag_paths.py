@@ -14,7 +14,8 @@ _WITH_FILES = ("-Wl,", "-T", "@")
 _SEPARATORS = re.compile(r"(^-T(?=.)|[,=@])")
 # Options of linkers with a name or an output behind them.
 _NAMES = re.compile(
-    r"-(o|x|z|m|e|u|h|y)|--?(soname|entry|undefined|wrap|defsym|init|fini|trace-symbol|exclude-libs|Map|dependency-file)"
+    r"-(o|x|z|m|e|u|h|y)|"
+    r"--?(soname|entry|undefined|wrap|defsym|init|fini|trace-symbol|exclude-libs|Map|dependency-file)"
 )
 
 

@@ -115,10 +115,12 @@ def test_other_sizes_are_those_that_the_reference_takes() -> None:
     assert cases_of(torch.add, [(x, y)]) == [*empty, [(65_601, 5), (5,)], *others]
     assert cases_of(torch.add, [(x, y)], expand=False) == []
     square = torch.randn(33, 33)
-    assert cases_of(torch.matmul, [(square, square.clone())])[-3:] == [
+    assert cases_of(torch.matmul, [(square, square.clone())])[-5:] == [
         [(65_601, 5), (5, 5)],
         [(2, 2), (2, 2)],
         [(1, 1), (1, 1)],
+        [(5, 5), (5, 36)],
+        [(36, 5), (5, 5)],
     ]
     fixed = cases_of(lambda x, w: F.layer_norm(x, (33,), w), [(x, y)])
     assert fixed == [[(0, 33), (33,)], [(65_601, 33), (33,)]]

@@ -158,6 +158,7 @@ def test_gradients_of_empty_rows_are_zero() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 # A tile is 64 or 32 to a side, a pack 8 or 4 elements: whole tiles, parts of them, one pack, none.
 @pytest.mark.parametrize("shape", [(256, 128), (136, 200), (8, 8), (16, 4096), (4096, 24), (12, 20), (77, 64)], ids=str)

@@ -326,7 +326,8 @@ _CAUSES: list[tuple[str, Callable[[re.Match[str], Failure], Cause | None]]] = [
         _standard,
     ),
     (
-        rf"""error\b.*['"](?P<macro>{"|".join(_REMOVED)})['"](?: was not declared| must be available| is undefined|; did|$)""",
+        rf"""error\b.*['"](?P<macro>{"|".join(_REMOVED)})['"]"""
+        "(?: was not declared| must be available| is undefined|; did|$)",
         _removed_macro,
     ),
     (r"error: redefinition of .*TORCH_LIBRARY_(?:static_)?init_(?P<namespace>\w+)", _namespace_twice),

@@ -75,8 +75,8 @@ def verify(
         contract: the parameters and the result of a callable, as
             `"(x: Float[Tensor, '*b n'], *, eps: float = 1e-5) -> Float[Tensor, '*b n']"`, in place of samples: the
             inputs are then those of an operator with this contract.
-        precision: how much less precise than its reference a callable may be, as `Factor(8, "an FFT")`; an operator
-            declares it with `@operator`.
+        precision: how much less precise than its reference a callable may be, as
+            `Factor(2, "an FFT", of_largest=True)`; an operator declares it with `@operator`.
         checks: names of the checks to run, as "numerics" or "backward: numerics"; all by default.
         only: run only cases whose description contains this text.
         quick: has no effect, and is kept for programs that pass it: the default is as quick.

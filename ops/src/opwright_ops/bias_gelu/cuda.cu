@@ -262,8 +262,8 @@ template <typename T>
 void bias_gelu(View<const T, 2> input, View<const T, 1> bias, Approximate approximate,
                View<T, 2> output, cudaStream_t stream) {
   if constexpr (sizeof(T) < 8) {
-    if (are_turned(output, input))
-      return bias_gelu_turned(input, bias, approximate, output, stream);
+    if (are_transposed(output, input))
+      return bias_gelu_transposed(input, bias, approximate, output, stream);
   }
   with_packs<T>(opwright::packing_of(output, input), [&]<int N, bool kIsAligned>(int height_step) {
     const Rows rows = opwright::cut_rows(input.size(0), input.size(1), N, height_step);
@@ -280,9 +280,9 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
                         cudaStream_t stream) {
   using S = compute_t<T>;
   if constexpr (sizeof(T) < 8) {
-    if (are_turned(grad_input, grad_output, input))
-      return bias_gelu_turned_backward(grad_output, input, bias, approximate, grad_input, grad_bias,
-                                       stream);
+    if (are_transposed(grad_input, grad_output, input))
+      return bias_gelu_transposed_backward(grad_output, input, bias, approximate, grad_input,
+                                           grad_bias, stream);
   }
   const auto packing = opwright::packing_of(grad_input, grad_output, input);
   with_packs<T>(packing, [&]<int N, bool kIsAligned>(int height_step) {

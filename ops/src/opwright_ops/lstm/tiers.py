@@ -10,7 +10,7 @@ from opwright_ops.lstm.refusals import refuse
 
 # As in gpu_tiers.cuh, which decides; tests/gpu hold the two against each other.
 _BEST_CLUSTER, _WIDEST_CLUSTER, _WIDEST, _WIDEST_TF32 = 512, 1024, 4096, 6144  # bytes of h of one entry
-_MOST_ENTRIES = 64  # for a block of threads
+_MAX_ENTRIES = 64  # of a batch, for one group of blocks that holds all weights
 _BEST_SLICES = 2  # of 8 entries, of a cluster whose h has _BEST_CLUSTER bytes
 _BESIDE_CLUSTERS = 12  # multiprocessors that clusters of more than 2 blocks leave over
 _MOST_UNITS_SINGLE, _MOST_SINGLE = 64, 4  # where each entry has a block of its own; of those for a multiprocessor
@@ -63,16 +63,16 @@ def lstm_tier(
         return "step"
     units = 16 if is_exact else 32  # of a block of a cluster
     clusters = _clusters_within(gpu.multi_processor_count, -(-hidden_size // units))
-    widest = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
-    is_near = not (is_exact and layer_norm) and hidden_size * size <= widest and clusters > 0
+    max_bytes = _WIDEST_CLUSTER if layer_norm else _BEST_CLUSTER
+    is_near = not (is_exact and layer_norm) and hidden_size * size <= max_bytes and clusters > 0
     if layer_norm:
         return "cluster" if is_near else "step"
     has_half = size == 4 and not is_exact and hidden_size * size > _WIDEST
     units = 16 if size == 2 else 12 if has_half else 8
     blocks = 2 * -(-hidden_size // (2 * units))
-    at_once = gpu.multi_processor_count // blocks
-    widest = _WIDEST_TF32 if has_half else _WIDEST
-    fits = hidden_size * size <= widest and batch_size <= at_once * _MOST_ENTRIES
+    groups = gpu.multi_processor_count // blocks  # that run at once
+    max_bytes = _WIDEST_TF32 if has_half else _WIDEST
+    fits = hidden_size * size <= max_bytes and batch_size <= groups * _MAX_ENTRIES
     is_widest = hidden_size * size == _BEST_CLUSTER and (size == 2 or is_exact)
     is_crowded = is_widest and batch_size > 8 * _BEST_SLICES * clusters
     if is_near and not (is_crowded and fits):

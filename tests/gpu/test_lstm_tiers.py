@@ -54,10 +54,10 @@ def _results(given: dict[str, Tensor], dtype: torch.dtype | None = None, **optio
         for name, value in given.items()
     }
     outputs = [output for output in lstm(**leaves, **options)[:4] if output.numel()]
-    generator = torch.Generator("cuda").manual_seed(3)
-    loss = torch.zeros((), device="cuda", dtype=torch.float64)
+    generator = torch.Generator().manual_seed(3)
+    loss = torch.zeros((), device=outputs[0].device, dtype=torch.float64)
     for output in outputs:
-        loss = loss + (output.double() * torch.randn(output.shape, device="cuda", generator=generator)).sum()
+        loss = loss + (output.double() * torch.randn(output.shape, generator=generator).to(output.device)).sum()
     wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
     return [output.detach() for output in outputs] + list(torch.autograd.grad(loss, wanted))
 
@@ -104,6 +104,18 @@ def _check_values(T: int, B: int, H: int, dtype: torch.dtype, allowed: float, **
     assert _error(found, true) < allowed
     for one, other in zip(found, _results(given, **options), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize(("T", "B", "H"), [(5, 1, 1), (3, 5, 7), (4, 130, 6), (5, 20, 200)])
+def test_steps_one_by_one(T: int, B: int, H: int, dtype: torch.dtype) -> None:
+    """Against the kernels of the CPU, since the other tests take the steps of float64 for the truth."""
+    given = _inputs(T, B, H, dtype)
+    options: dict[str, Any] = {"keep_gates": T % 2, "keep_cells": B % 2, "reverse": H % 3 == 0}
+    true = _results({name: value.cpu() for name, value in given.items()}, torch.float64, **options)
+    found = [value.cpu() for value in _results(given, tier="step", **options)]
+    allowed = {torch.float64: 1e-12, torch.float32: _EXACT}.get(dtype, _TOLERANCE[torch.bfloat16])
+    assert _error(found, true) < allowed
 
 
 _VARIANTS = [

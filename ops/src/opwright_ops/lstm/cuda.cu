@@ -29,6 +29,11 @@ void multiply_all(compute_t<T>* out, const opwright::Tensor& a, const opwright::
 // takes the host 30 us: that of float32 takes the GPU as long.
 constexpr int64_t kWide = 1024;
 
+// Of the kernels for steps without options: units of a thread, and the most elements of a step, so
+// that an index has 32 bits.
+constexpr int kUnitsOfThread = 2;
+constexpr int64_t kMostPlain = int64_t{1} << 30;
+
 template <typename T>
 View<const T, 2> turned(const View<const T, 2>& of) {
   return {of.data(), {of.size(1), of.size(0)}, {of.stride(1), of.stride(0)}};
@@ -177,10 +182,14 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
     opwright::call("aten::copy_", copy, whole, false);
     whole = copy;
   }
-  const auto kernel = norms              ? (projects ? step<T, true, true> : step<T, true, false>)
-                      : projects         ? step<T, false, true>
-                      : layer.is_plain() ? step<T, false, false, true>
-                                         : step<T, false, false>;
+  const auto kernel = norms      ? (projects ? step<T, true, true> : step<T, true, false>)
+                      : projects ? step<T, false, true>
+                                 : step<T, false, false>;
+  const bool is_plain = layer.is_plain() && !norms && !projects && B * H <= kMostPlain;
+  constexpr int N = kUnitsOfThread;
+  const bool has_packs = H % N == 0 && has_adjacent<N>(state.output) &&
+                         has_adjacent<N>(state.cells) && has_adjacent<N>(state.gates);
+  const auto plain_kernel = has_packs ? step_plain<T, N> : step_plain<T, 1>;
   for (int64_t done = 0; done < steps; done += at_once) {
     const int64_t count = steps - done < at_once ? steps - done : at_once;
     const int64_t first =
@@ -224,8 +233,14 @@ void lstm(View<const T, 3> input, View<const T, 2> h_0, View<const T, 2> c_0,
         multiply_all<T>(from_h, operand, hh, precision);
       else
         multiply<T>(from_h, operand, hh.t());
-      kernel<<<norms ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0, stream>>>(
-          of_steps, state, from_input + (t - first) * B * 4 * H, from_h, t, next, row_of_cells);
+      const E* const x = from_input + (t - first) * B * 4 * H;
+      if (is_plain)
+        opwright::launch_behind(plain_kernel, blocks_for(has_packs ? B * H / N : B * H),
+                                dim3(kThreads), 0, stream, of_steps, state, x, from_h, t);
+      else
+        opwright::launch_behind(kernel, norms ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H),
+                                dim3(kThreads), 0, stream, of_steps, state, x, from_h, t, next,
+                                row_of_cells);
       if (projects) {
         multiply<T>(projected, cell_out, hr);
         project<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, state, projected, t, next);
@@ -374,11 +389,15 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
     grad_out = rows_of_steps<const T>(grads, steps, B, H);
     cell_outs<T><<<blocks_for(rows * H), kThreads, 0, stream>>>(layer, past, of_cells);
   }
+  // The product of a step has few rows and columns. In parts it takes more multiprocessors.
+  constexpr int64_t kMostInParts = int64_t{1} << 20;
+  const bool is_in_parts = kIsNarrow<T> && !plan.blocks && B * of_steps.R < kMostInParts;
   const Sweep<T> sweep{grad_out,
                        grad_cells.numel() ? grad_cells : View<const T, 3>{},
                        scratch.take<E>(B * of_steps.R),
                        scratch.take<E>(B * H),
-                       scratch.take<E>(B * of_steps.R),
+                       scratch.take<E>((is_in_parts ? kParts : 1) * B * of_steps.R),
+                       is_in_parts,
                        if_(h_mask.defined(), B * R),
                        if_(peephole.defined(), 3 * B * H),
                        scratch.take<T>(rows * width),
@@ -398,9 +417,12 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
       of_steps, sweep, is_joined ? View<const T, 2>{} : grad_h_n, grad_c_n, chunks);
   const auto kernel = is_normalised
                           ? (projects ? step_back<T, true, true> : step_back<T, true, false>)
-                      : projects         ? step_back<T, false, true>
-                      : layer.is_plain() ? step_back<T, false, false, true>
-                                         : step_back<T, false, false>;
+                      : projects ? step_back<T, false, true>
+                                 : step_back<T, false, false>;
+  const bool is_plain = layer.is_plain() && !is_normalised && !projects && B * H <= kMostPlain;
+  constexpr int N = kUnitsOfThread;
+  const bool has_packs = H % N == 0 && has_adjacent<N>(sweep.grad_output);
+  const auto plain_kernel = has_packs ? step_back_plain<T, N> : step_back_plain<T, 1>;
   const auto hr = projects ? borrow(weight_hr) : opwright::Tensor();
   const bool is_wide = rounds<T>(precision) && H >= kWide;
   const auto hh_of_steps = is_wide ? contiguous<T>(turned(recurrent)) : borrow(recurrent);
@@ -415,11 +437,18 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
       project_back<T><<<blocks_for(B * R), kThreads, 0, stream>>>(layer, past, sweep, t, after);
       multiply<T>(sweep.to_cell_out, borrow(sweep.projected + t * B * R, {B, R}), hr);
     }
-    kernel<<<is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H), kThreads, 0,
-             stream>>>(of_steps, past, sweep, t, after);
+    if (is_plain)
+      opwright::launch_behind(plain_kernel, blocks_for(has_packs ? B * H / N : B * H),
+                              dim3(kThreads), 0, stream, of_steps, past, sweep, t, after);
+    else
+      opwright::launch_behind(kernel,
+                              is_normalised ? dim3(static_cast<unsigned>(B)) : blocks_for(B * H),
+                              dim3(kThreads), 0, stream, of_steps, past, sweep, t, after);
     const auto gates_of_step = borrow(sweep.gates + t * B * width, {B, width});
     if (is_wide)
       multiply_all<T>(sweep.to_h, gates_of_step, hh_of_steps, precision);
+    else if (is_in_parts)
+      multiply_in_parts<T>(sweep.to_h, gates_of_step, hh_of_steps, kParts);
     else
       multiply<T>(sweep.to_h, gates_of_step, hh_of_steps);
     after = t;

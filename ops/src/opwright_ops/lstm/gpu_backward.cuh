@@ -2,9 +2,13 @@
 // end.
 #pragma once
 
+#include <opwright/launch.cuh>
+
 #include "gpu_past.cuh"
 
 namespace opwright_ops::gpu {
+
+constexpr int kParts = 4;  // of a product, one for each gate
 
 // The gradients that go from step to step, and what the steps leave behind.
 template <typename T>
@@ -12,7 +16,8 @@ struct Sweep {
   using E = compute_t<T>;
   View<const T, 3> grad_output, grad_cells;
   E *grad_h, *grad_c;       // [B, R], [B, H]
-  E* to_h;                  // [B, R]: the product of the gates' gradients with weight_hh
+  E* to_h;                  // [B, R]: the product of the gates' gradients with weight_hh,
+  bool is_in_parts;         // or [kParts, B, R], which add up to it
   E* of_mask;               // [B, R]: the gradient of h_mask; null without one
   E* of_peephole;           // [3, B, H]; null without
   T* gates;                 // [T, B, 4H]: gradients of what weight_hh gave
@@ -24,6 +29,17 @@ struct Sweep {
   const Moments<E>*moments_h, *moments_c;
   const E* from_h;  // [T, B, 4H]
 };
+
+// What weight_hh gave for h.
+template <typename T>
+__device__ compute_t<T> through_gates(const Layer<T>& layer, const Sweep<T>& sweep, int64_t i) {
+  compute_t<T> sum = sweep.to_h[i];
+  if (sweep.is_in_parts) {
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) sum += sweep.to_h[part * layer.B * layer.R + i];
+  }
+  return sum;
+}
 
 // The gradient of h before step `after`, for which weight_hh gave `more`; of the last h if that is
 // -1. `grad`: what went past the step.
@@ -92,7 +108,8 @@ __device__ compute_t<T> step_back_h(const Layer<T>& layer, const Past<T>& past,
                                     int64_t unit, compute_t<T> keeps) {
   using E = compute_t<T>;
   const int64_t i = entry * layer.R + unit;
-  E grad = absorb(layer, past, sweep, after, entry, unit, sweep.grad_h[i], sweep.to_h[i]);
+  E grad = absorb(layer, past, sweep, after, entry, unit, sweep.grad_h[i],
+                  through_gates(layer, sweep, i));
   const E result = take_grad_h(layer, layer.is_active(t, entry),
                                static_cast<E>(sweep.grad_output(t, entry, unit)), keeps, grad);
   sweep.grad_h[i] = grad;
@@ -110,12 +127,12 @@ __global__ void project_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64
       static_cast<T>(step_back_h(layer, past, sweep, t, after, entry, unit, keeps.h));
 }
 
-template <typename T, bool kIsNormalised, bool kIsProjected, bool kIsPlain = false>
+template <typename T, bool kIsNormalised, bool kIsProjected>
 __global__ void __launch_bounds__(kThreads)
-    step_back(Layer<T> given, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+    step_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
   using E = compute_t<T>;
+  opwright::let_next_start();  // waits for the kernel in front, too
   __shared__ E shared[32];
-  const Layer<T> layer = kIsPlain ? plain(given) : given;
   const int64_t H = layer.H;
   const auto& options = layer.options;
   const auto of_h = [&](int64_t entry, int64_t unit, E keeps) {
@@ -127,11 +144,14 @@ __global__ void __launch_bounds__(kThreads)
     if (index >= layer.B * H) return;
     const int64_t entry = index / H, unit = index % H, row = t * layer.B + entry;
     const auto keeps = kept(options, layer.seed, entry, unit, t);
+    const bool is_active = layer.is_active(t, entry);
+    Gates<T> x;
+    if (is_active) x.read(layer, past, t, entry, unit);  // before anything is written
     const E grad_h = of_h(entry, unit, keeps.h);
     E grad[4] = {};
     T out = T(0.0f);
-    if (layer.is_active(t, entry)) {
-      const Gates<T> x(layer, past, t, entry, unit);
+    if (is_active) {
+      x.complete(options);
       out = static_cast<T>(x.o * x.squashed);
       sweep.grad_c[index] = gates_back(layer, sweep, x, t, entry, unit,
                                        options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
@@ -199,6 +219,64 @@ __global__ void __launch_bounds__(kThreads)
           static_cast<T>(moments.scale * (outer[i] * layer.norm_hh[i] - sum_h - value * product_h));
     }
   }
+}
+
+// The same without options, N units for each thread: the address of a row is computed once for all.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    step_back_plain(Layer<T> given, Past<T> past, Sweep<T> sweep, int64_t t, int64_t after) {
+  using E = compute_t<T>;
+  opwright::let_next_start();  // waits for the kernel in front, too
+  const Layer<T> layer = plain(given);
+  const unsigned H = static_cast<unsigned>(layer.H), B = static_cast<unsigned>(layer.B),
+                 i = blockIdx.x * kThreads + threadIdx.x, entry = i / (H / N),
+                 unit = i % (H / N) * N;
+  if (entry >= B) return;
+  const size_t at = size_t{entry} * H + unit, all = size_t{B} * H, step = t * all + at;
+  const size_t row = (size_t(t) * B + entry) * 4 * H + unit;
+  E z[4][N], before[N], of_output[N], of_c[N], of_h[N];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    if (past.saved.defined())
+      read_once(past.saved.data() + row + j * H, z[j]);
+    else
+      read_once(past.z + row + j * H, z[j]);
+  }
+  read_once(past.c_before + step, before);
+  read_once(&sweep.grad_output(t, entry, unit), of_output);
+  read_all(sweep.grad_c + at, of_c);
+  read_all((after < 0 ? sweep.grad_h : sweep.to_h) + at, of_h);
+  if (after < 0) {  // from here on all that goes to h comes from the gates
+    const E none[N] = {};
+    write_all(sweep.grad_h + at, none);
+  } else if (sweep.is_in_parts) {
+#pragma unroll
+    for (int part = 1; part < kParts; ++part) {
+      E more[N];
+      read_all(sweep.to_h + part * all + at, more);
+#pragma unroll
+      for (int k = 0; k < N; ++k) of_h[k] += more[k];
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    Gates<T> x;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x.z[j] = z[j][k];
+    x.before = before[k];
+    x.complete(layer.options);
+    const E grad_h = of_h[k] + of_output[k];
+    E grad[4];
+    of_c[k] = gates_back(layer, sweep, x, t, entry, unit + k,
+                         layer.options.through_sigmoid(grad_h * x.squashed, x.z[3], x.o),
+                         layer.options.through_tanh(grad_h * x.o, x.cell, x.squashed), E(0),
+                         of_c[k], grad);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) z[j][k] = grad[j];
+  }
+  write_all(sweep.grad_c + at, of_c);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) write_all(sweep.gates + row + j * H, z[j]);
 }
 
 // Back through the normalisation of the inputs.
@@ -295,7 +373,8 @@ __global__ void finish_back(Layer<T> layer, Past<T> past, Sweep<T> sweep, int64_
   const int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (i < layer.B * layer.R) {
     const int64_t entry = i / layer.R, unit = i % layer.R;
-    const auto grad = absorb(layer, past, sweep, last, entry, unit, sweep.grad_h[i], sweep.to_h[i]);
+    const auto grad = absorb(layer, past, sweep, last, entry, unit, sweep.grad_h[i],
+                             through_gates(layer, sweep, i));
     if (grad_h_0.numel()) grad_h_0(entry, unit) = static_cast<T>(grad);
     if (sweep.of_mask) grad_h_mask(entry, unit) = static_cast<T>(sweep.of_mask[i]);
   }

@@ -1,6 +1,8 @@
 // The steps of an LSTM on a GPU: after the products of a step, a kernel for all its cells.
 #pragma once
 
+#include <opwright/launch.cuh>
+
 #include "gpu_layer.cuh"
 
 namespace opwright_ops::gpu {
@@ -95,13 +97,13 @@ __device__ void leave_gates(const State<T>& state, int64_t t, int64_t entry, int
 
 // One step of all cells: `x` and `h` are the products with the input and with h, [B, 4H]. A block
 // takes a row if layers are normalised, else kThreads elements.
-template <typename T, bool kIsNormalised, bool kIsProjected, bool kIsPlain = false>
+template <typename T, bool kIsNormalised, bool kIsProjected>
 __global__ void __launch_bounds__(kThreads)
-    step(Layer<T> given, State<T> state, const compute_t<T>* x, const compute_t<T>* h, int64_t t,
+    step(Layer<T> layer, State<T> state, const compute_t<T>* x, const compute_t<T>* h, int64_t t,
          int64_t next, compute_t<T>* row_of_cells) {
   using E = compute_t<T>;
+  opwright::let_next_start();  // waits for the kernel in front, too
   __shared__ E shared[32];
-  const Layer<T> layer = kIsPlain ? plain(given) : given;
   const int64_t H = layer.H;
   // `normal`: the cell as tanh takes it.
   const auto give = [&](int64_t entry, int64_t unit, E z_o, E before, E cell, E normal) {
@@ -115,9 +117,11 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kIsProjected) {
       state.cell_out[i] = out;
     } else {
-      if (is_active) take_h(layer, t, entry, static_cast<E>(out), keeps.h, state.h[i]);
-      leave_h(state, t, entry, unit, is_active, state.h[i]);
-      state.operand[i] = operand_of(layer, next, entry, unit, state.h[i]);
+      T after = state.h[i];
+      if (is_active) take_h(layer, t, entry, static_cast<E>(out), keeps.h, after);
+      state.h[i] = after;
+      leave_h(state, t, entry, unit, is_active, after);
+      state.operand[i] = operand_of(layer, next, entry, unit, after);
     }
   };
   if constexpr (!kIsNormalised) {
@@ -160,6 +164,47 @@ __global__ void __launch_bounds__(kThreads)
       give(entry, unit, cells[2 * H + unit], cells[H + unit], cells[unit], normal);
     }
   }
+}
+
+// The same without options, N units for each thread: the address of a row is computed once for all.
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    step_plain(Layer<T> given, State<T> state, const compute_t<T>* x, const compute_t<T>* h,
+               int64_t t) {
+  using E = compute_t<T>;
+  opwright::let_next_start();  // waits for the kernel in front, too
+  const Layer<T> layer = plain(given);
+  const unsigned H = static_cast<unsigned>(layer.H), B = static_cast<unsigned>(layer.B),
+                 i = blockIdx.x * kThreads + threadIdx.x, entry = i / (H / N),
+                 unit = i % (H / N) * N;
+  if (entry >= B) return;
+  const size_t at = size_t{entry} * H + unit, row = size_t{entry} * 4 * H + unit;
+  E z[4][N], c[N], out[N];
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    E from_h[N], bias[N];
+    read_once(x + row + j * H, z[j]);
+    read_all(h + row + j * H, from_h);
+    read_all(layer.bias + j * H + unit, bias);
+#pragma unroll
+    for (int k = 0; k < N; ++k) z[j][k] = z[j][k] + from_h[k] + bias[k];
+  }
+  read_all(state.c + at, c);
+#pragma unroll
+  for (int k = 0; k < N; ++k) {
+    E of_unit[4] = {z[0][k], z[1][k], z[2][k], z[3][k]};
+    c[k] = new_cell(layer, unit + k, of_unit, c[k]);
+    out[k] = static_cast<E>(new_out(layer, of_unit[3], c[k]));
+  }
+  write_all(state.c + at, c);
+  write_all(state.h + at, out);
+  write_all(state.operand + at, out);
+  write_once(&state.output(t, entry, unit), out);
+  if (state.cells.defined()) write_once(&state.cells(t, entry, unit), c);
+  if (!state.gates.defined()) return;
+  T* const gates = &state.gates(t, entry, unit);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) write_once(gates + j * H, z[j]);
 }
 
 // After the projection of a step: `h` is [B, R].

@@ -4,6 +4,7 @@
 #include <opwright/kernel.h>
 #include <opwright/math.h>
 #include <opwright/tensor.h>
+#include <opwright/vector.cuh>
 
 namespace opwright_ops::gpu {
 
@@ -35,6 +36,52 @@ __device__ Read<T> read(const T& from) {
     return {reinterpret_cast<const uint16_t&>(from)};
   else
     return {from};
+}
+
+// N adjacent elements, as they are computed with. What is read or written once is the first to
+// leave the cache: the weights are to stay there.
+template <int BYTES>
+struct Word {
+  using type = uint4;
+};
+template <>
+struct Word<2> {
+  using type = unsigned short;
+};
+template <>
+struct Word<4> {
+  using type = unsigned;
+};
+template <>
+struct Word<8> {
+  using type = uint2;
+};
+template <int N, typename T>
+__device__ void read_all(const T* from, compute_t<T> (&to)[N]) {
+  using W = typename Word<N * sizeof(T)>::type;
+  unpack(__builtin_bit_cast(opwright::Pack<T, N>, *reinterpret_cast<const W*>(from)), to);
+}
+template <int N, typename T>
+__device__ void read_once(const T* from, compute_t<T> (&to)[N]) {
+  using W = typename Word<N * sizeof(T)>::type;
+  unpack(__builtin_bit_cast(opwright::Pack<T, N>, __ldcs(reinterpret_cast<const W*>(from))), to);
+}
+template <int N, typename T>
+__device__ void write_all(T* to, const compute_t<T> (&from)[N]) {
+  using W = typename Word<N * sizeof(T)>::type;
+  *reinterpret_cast<W*>(to) = __builtin_bit_cast(W, opwright::pack_of<T>(from));
+}
+template <int N, typename T>
+__device__ void write_once(T* to, const compute_t<T> (&from)[N]) {
+  using W = typename Word<N * sizeof(T)>::type;
+  __stcs(reinterpret_cast<W*>(to), __builtin_bit_cast(W, opwright::pack_of<T>(from)));
+}
+
+// Whether N elements of each row of a tensor can be read or written at once.
+template <int N, typename T>
+bool has_adjacent(const View<T, 3>& view) {
+  return !view.defined() || (view.stride(2) == 1 && view.stride(0) % N == 0 &&
+                             view.stride(1) % N == 0 && opwright::is_aligned(view.data(), N));
 }
 
 // What an element of a cell needs to know; the order of the gates is i, f, g, o.
@@ -282,6 +329,18 @@ void multiply(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tens
     opwright::call("aten::mm.dtype_out", a, b, opwright::detail::kScalarType<float>, to);
   else
     opwright::call("aten::mm.out", a, b, to);
+}
+
+// The same of 16-bit types as `parts` products that add up to it, each of a share of the columns of
+// a: out is [parts, rows of a, columns of b].
+template <typename T>
+void multiply_in_parts(compute_t<T>* out, const opwright::Tensor& a, const opwright::Tensor& b,
+                       int64_t parts) {
+  const int64_t m = a.size(0), k = a.size(1) / parts, n = b.size(1);
+  opwright::call("aten::bmm.dtype_out",
+                 a.view({parts, m, k}, {k * a.stride(1), a.stride(0), a.stride(1)}),
+                 b.view({parts, k, n}, {k * b.stride(0), b.stride(0), b.stride(1)}),
+                 opwright::detail::kScalarType<float>, opwright::borrow(out, {parts, m, n}));
 }
 
 // out = a b^T of float32, with factors rounded to 11 bits (TF32). Of PyTorch's products, only

@@ -33,13 +33,17 @@ struct Gates {
   __device__ Gates() {}
   __device__ Gates(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry,
                    int64_t unit) {
+    read(layer, past, t, entry, unit);
+    complete(layer.options);
+  }
+  __device__ void read(const Layer<T>& layer, const Past<T>& past, int64_t t, int64_t entry,
+                       int64_t unit) {
     const int64_t row = t * layer.B + entry, H = layer.H;
     for (int j = 0; j < 4; ++j) {
       z[j] = past.saved.defined() ? static_cast<E>(past.saved(t, entry, j * H + unit))
                                   : past.z[row * 4 * H + j * H + unit];
     }
     before = past.c_before[row * H + unit];
-    complete(layer.options);
   }
   __device__ void complete(const Options<T>& options) {
     activate(options);

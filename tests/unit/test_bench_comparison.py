@@ -72,6 +72,17 @@ def test_a_difference_that_is_there_is_seen_on_its_side() -> None:
         assert sorted(c.visible for c in found)[100] < 0.015
 
 
+def test_a_ratio_far_from_that_of_the_fastest_samples_is_imprecise() -> None:
+    """Waits of 20 ms, which a candidate with several threads meets while other work has their cores."""
+    random_ = random.Random(4)
+    ours = [[3 + random_.random() for _ in range(5)] for _ in range(8)]
+    theirs = [[20_000 + 1000 * random_.random() for _ in range(5)] for _ in range(8)]
+    assert compare("x", ours, theirs).visible < 0.2
+    theirs[3][2] = 30.0
+    found = compare("x", ours, theirs)
+    assert found.ratio / (1 + found.visible) < 10.01  # 30 / 3
+
+
 @pytest.mark.parametrize("far_off", [0.0, 0.1])
 def test_rows_that_are_read_together_are_silent_together(far_off: float) -> None:
     random_, runs = random.Random(3), 400

@@ -47,6 +47,61 @@ def test_options_are_negative_zero_and_extreme(ns, place: str, is_right: bool) -
     assert (failure_of(roll, "boundaries") == "") == is_right
 
 
+LARGEST = """
+#include <algorithm>
+#include <functional>
+#include <vector>
+#include <opwright/kernel.h>
+constexpr int64_t kMost = MOST;
+template <typename T>
+void largest(opwright::View<const T, 2> x, int64_t k, opwright::View<T, 2> output) {
+  opwright::check(k >= 0 && k <= x.size(1), "k is out of range");
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    std::vector<T> row;
+    for (int64_t j = 0; j < x.size(1); ++j) row.push_back(x(i, j));
+    std::sort(row.begin(), row.end(), [](T a, T b) { return a > b || (a != a && b == b); });
+    for (int64_t j = 0; j < k; ++j) output(i, j) = row[std::min(j, kMost - 1)];
+  }
+}
+OPWRIGHT_KERNEL(largest, float)
+"""
+
+
+@pytest.mark.parametrize(("most", "is_right"), [(1 << 30, True), (16, False), (32, False), (50, False)])
+def test_an_option_that_small_inputs_refuse_is_tried_on_larger_ones(ns, most: int, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::largest", cpu=LARGEST.replace("MOST", str(most)))
+    def largest(
+        x: Float[Tensor, "*batch n"], k: Annotated[int, opwright.Range(0, 64)] = 1
+    ) -> Float[Tensor, "*batch k"]:
+        return torch.topk(x, k).values
+
+    assert (failure_of(largest, "boundaries") == "") == is_right
+
+
+COUNT = """
+#include <vector>
+#include <opwright/kernel.h>
+void count(opwright::View<const int64_t, 1> x, int64_t bins, opwright::View<int64_t, 1> output) {
+  std::vector<COUNTER> found(bins);
+  for (int64_t i = 0; i < x.size(0); ++i) {
+    opwright::check(x(i) >= 0 && x(i) < bins, "out of range");
+    ++found[x(i)];
+  }
+  for (int64_t b = 0; b < bins; ++b) output(b) = found[b];
+}
+OPWRIGHT_KERNEL(count)
+"""
+
+
+@pytest.mark.parametrize(("counter", "is_right"), [("int32_t", True), ("int16_t", False), ("uint16_t", False)])
+def test_an_index_comes_more_often_than_16_bits_count(ns, counter: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::count", cpu=COUNT.replace("COUNTER", counter))
+    def count(x: Annotated[Int64[Tensor, "n"], opwright.Index("bins")], bins: int = 16) -> Int64[Tensor, "bins"]:
+        return torch.zeros(bins, dtype=torch.int64).index_add_(0, x, torch.ones_like(x))
+
+    assert (failure_of(count, "boundaries") == "") == is_right
+
+
 POWER = """
 #include <opwright/kernel.h>
 template <typename T>

@@ -170,6 +170,14 @@ def _index_cases(target: Target) -> Iterator[Case]:
             values = next(_spread_over(found, count))
             values[::3] = _IGNORED
             yield filled(values, sizes, f"with {_IGNORED} among them")
+        own_axis = next((name for name in _axis_names(parameter) if name), None)
+        if is_index and own_axis is not None and found.low <= 1 <= found.high:
+            many = dict.fromkeys(sizes, 2) | {own_axis: _TABLE_ROWS}
+            if _largest(maker, many) <= _MAX_ELEMENTS:
+                values = torch.ones(_count(maker, parameter, dtype, many), dtype=torch.int64)
+                case = filled(values, many, f"of 1, {len(values)} times")  # more than a counter of 16 bits holds
+                if target.accepts(case) and _is_cheap(target, case):
+                    yield case
         axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
         if is_index and axis is not None and axis not in _axis_names(parameter):
             long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
@@ -243,10 +251,9 @@ def _option_cases(target: Target) -> Iterator[Case]:
         if parameter.kind not in ("int", "float") or name in maker.names:  # a size of an input is that input's
             continue
 
-        def made(value: float, name: str = name) -> Case:
-            return _made(
-                maker, f"{name} of {value}", target.contract.scalar_dtypes[0], sizes, options=usual | {name: value}
-            )
+        def made(value: float, name: str = name, at: dict[str, int] = sizes) -> Case:
+            options = usual | {name: value}
+            return _made(maker, f"{name} of {value}", target.contract.scalar_dtypes[0], at, options=options)
 
         if parameter.kind == "float":
             tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)), *_ends_of(parameter))
@@ -260,6 +267,11 @@ def _option_cases(target: Target) -> Iterator[Case]:
         found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
             continue
+        if found.above is not None:
+            for value in _beyond(target, parameter, found.high):
+                case = made(value, at=maker.large_sizes()[0] | {BATCH: 3})
+                if _fits_contract(target, case) and _takes(target, case) and _is_finite(target, case):
+                    yield case
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
         for value in dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits)):
@@ -273,6 +285,14 @@ def _option_cases(target: Target) -> Iterator[Case]:
                 taken and (abs(value) < 2 or _is_finite(target, case))
             ):
                 yield case
+
+
+def _beyond(target: Target, parameter: Parameter, high: int) -> list[int]:
+    """Returns integers for an option above what small inputs take: the ends of its domain, and beside what the source names."""
+    source = target.operator.declaration.sources.get(target.device.type)
+    named = [size + 1 for size in _sizes_in(source, tried=())] if source else []
+    values = dict.fromkeys((*_LARGER_INTEGERS, *_ends_of(parameter), *named))
+    return [v for v in values if v > high and (parameter.domain is None or parameter.domain.contains(v))]
 
 
 def _ends_of(parameter: Parameter) -> list[Any]:
@@ -293,6 +313,7 @@ def _fits_contract(target: Target, case: Case) -> bool:
 
 
 _SMALL_INTEGERS = (2, 3, 4, 5, 8, 17)  # where a kernel has code for some values, or a table
+_LARGER_INTEGERS = (17, 33, 65, 100)
 _MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -167,6 +168,8 @@ def test_one_that_always_dies_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 # --- what must stay as it was ----------------------------------------------------------------------------------
 
 
+_LIBC = ctypes.CDLL(None)
+_UPWARD = 0x800 if platform.machine() == "x86_64" else 0x400000
 CHANGES = {
     "default dtype": (lambda: torch.set_default_dtype(torch.float64), "torch.get_default_dtype() was torch.float32"),
     "default device": (lambda: torch.set_default_device("meta"), "torch.get_default_device() was cpu"),
@@ -182,6 +185,9 @@ CHANGES = {
     "denormals": (lambda: torch.set_flush_denormal(True), "torch.set_flush_denormal was False"),
     "seed": (lambda: torch.manual_seed(5), "the seed of torch's generator was"),
     "directory": (lambda: os.chdir("/"), "the working directory was"),
+    "environment": (lambda: os.environ.update(OPWRIGHT_X="1"), "the environment was changed: OPWRIGHT_X"),
+    "environment of C": (lambda: _LIBC.setenv(b"OPWRIGHT_X", b"1", 1), "the environment was changed: OPWRIGHT_X"),
+    "rounding mode": (lambda: _LIBC.fesetround(_UPWARD), "the rounding mode was 0"),
 }  # fmt: skip
 
 

@@ -7,6 +7,8 @@ back, so that it does not reach the next case. The rest is compared by the check
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import os
 import random
 import sys
@@ -55,6 +57,31 @@ def _has_saved_hooks() -> bool:
 def _write_saved_hooks(value: bool) -> None:
     while not value and _has_saved_hooks():
         _torch.pop_saved_tensor_hooks()
+
+
+_LIBC = ctypes.CDLL(None)
+_ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ")
+
+
+def _read_environment() -> dict[bytes, bytes]:
+    """Returns the variables that C sees: `os.environ` knows nothing of its `setenv`."""
+    entries = itertools.takewhile(lambda entry: entry is not None, map(_ENVIRONMENT.__getitem__, itertools.count()))
+    return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+
+
+def _write_environment(variables: dict[bytes, bytes]) -> None:
+    found = _read_environment()
+    for name in found.keys() - variables.keys():
+        os.environb.pop(name, None)
+        os.unsetenv(name)
+    for name, value in variables.items():
+        if found.get(name) != value:
+            os.environb[name] = value
+
+
+def _flushes_denormals(smallest: float = 5e-324) -> bool:
+    """Whether denormal numbers are taken or written as 0."""
+    return smallest * 2.0 == 0.0
 
 
 def _of_gpu(read: Callable[[], Any]) -> Callable[[], Any]:
@@ -110,7 +137,8 @@ _SETTINGS = (
         for name, getter, setter in _FLAGS
         if (found := _torch.find_flag(getter, setter)) is not None
     ),
-    _Setting("torch.set_flush_denormal", lambda: 5e-324 * 1.0 == 0.0, torch.set_flush_denormal),
+    _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
+    _Setting("the rounding mode", _LIBC.fegetround, _LIBC.fesetround),
     _Setting("the working directory", os.getcwd, os.chdir),
     # After the default device, which is a mode of functions too.
     _Setting("the number of active modes of functions", lambda: len(_function_modes()), _leave_function_modes),
@@ -122,6 +150,7 @@ _WATCHED = (
     # Of this process alone.
     _Setting("torch.cuda.current_device()", _of_gpu(torch.cuda.current_device), torch.cuda.set_device),
     _Setting("torch.cuda.current_stream()", _of_gpu(torch.cuda.current_stream), torch.cuda.set_stream),
+    _Setting("the environment", _read_environment, _write_environment),
 )
 
 
@@ -138,12 +167,11 @@ def write_settings(values: list[Any]) -> None:
 
 
 def read_passing_state(device: torch.device) -> dict[str, Any]:
-    """Returns what a call must not change: random numbers, environment, threads, whether gradients are on."""
+    """Returns what a call must not change: random numbers, threads, whether gradients are on."""
     found = {
         "the state of torch's random numbers": torch.get_rng_state().numpy().tobytes(),
         "the state of Python's random numbers": random.getstate(),
         "whether gradients are recorded": torch.is_grad_enabled(),
-        "the environment": dict(os.environ),
         "the number of threads": threading.active_count(),
     }
     if "numpy" in sys.modules:
@@ -236,8 +264,15 @@ class Guard:
                 now = error.strerror
             if now != was and None not in (now, was):
                 setting.write(was)
-                self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
+                self.changes.append(_tell_change(setting.name, was, now))
         if torch.initial_seed() != seed:  # drawing random numbers is a candidate's right
             now = torch.initial_seed()
-            self.changes.append(f"the seed of torch's generator was {seed} before the call and {now} after it")
+            self.changes.append(_tell_change("the seed of torch's generator", seed, now))
             torch.manual_seed(seed)
+
+
+def _tell_change(name: str, was: Any, now: Any) -> str:
+    if isinstance(was, dict):
+        changed = [os.fsdecode(key) for key in was | now if was.get(key) != now.get(key)]
+        return f"{name} was changed: {', '.join(changed)}"
+    return f"{name} was {was} before the call and {now} after it"

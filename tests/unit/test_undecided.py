@@ -219,6 +219,27 @@ def test_a_reference_in_numpy_is_undecided_within_its_error_only() -> None:
     assert _compare(2 * torch.sigmoid(2 * x) * (1 + 1e-9), reference, x).message
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_chaotic_recurrence_in_another_order_is_not_wrong(seed: int) -> None:
+    torch.manual_seed(seed)
+    x, w = torch.randn(100, 64) * 8, torch.randn(64, 64)
+
+    def states(x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+        h, found = torch.zeros_like(x[0]), []
+        for row in x.unbind(0):
+            h = torch.tanh(row + multiply(h))
+            found.append(h)
+        return torch.stack(found)
+
+    def reference(x: Tensor) -> Tensor:
+        return states(x, lambda h: w.to(x.dtype) @ h)
+
+    assert not _compare(states(x, lambda h: (w * h).flip(1).sum(1)), reference, x).message
+    assert _compare(states(x, lambda h: w.T @ h), reference, x).message
+    late = _compare(torch.cat([reference(x)[:90], x[90:].tanh()]), reference, x)
+    assert late.message or late.undecided
+
+
 # --- what users see ----------------------------------------------------------------------------------------
 
 

@@ -39,6 +39,7 @@ _UNITS_OF_LARGEST = 4.0
 # How often the reference is run with its steps rounded. What fewer runs allow, more of them allow too, so a comparison
 # that passes after one needs no other.
 _STOCHASTIC_RUNS, MAX_RUNS = (1, 2, 4, 8), 64
+_CHAOS = 16.0  # of it, the part by which results move at least
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
@@ -105,6 +106,14 @@ class Expected:
         wide = self.refinement.as_declared(_ULP * self.ulp + _MULTIPLE * spread, self.exact)
         allowance = torch.maximum(self.allowance, wide)
         return replace(self, allowance=allowance, is_narrow=False, is_unsettled=is_unsettled)
+
+    def is_unstable(self, share: float) -> bool:
+        """Whether the reference is chaotic: in this share of the elements, more runs of it leave the whole allowance."""
+        allowed = self.after().allowance
+        if float((_CHAOS * allowed > self.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()).double().mean()) < share:
+            return False  # most are: 64 runs take time
+        spread, _ = self.refinement.moved(self.output, MAX_RUNS)
+        return float((spread > allowed).double().mean()) >= share
 
     def with_overflow(self) -> Expected:
         """Returns the same, with where a result need not be finite since another formula overflows, or adds infinities.

@@ -77,3 +77,18 @@ def test_quick_and_full_together_are_a_mistake(command) -> None:
     result = command("op.py", "--quick", "--full")
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--level", "v3"], "`--level` chooses among the kernels of a wheel"),
+        (["--timeout", "0"], "must be a finite number, above 0"),
+        (["--timeout", "-1"], "must be a finite number, above 0"),
+        (["--timeout", "nan"], "must be a finite number, above 0"),
+    ],
+)
+def test_flags_that_say_nothing_are_mistakes(command, flags: list[str], text: str) -> None:
+    result = command("op.py", *flags)
+    assert result.returncode == 2
+    assert text in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
 from opwright.cli.help import make_app
-from opwright.errors import plural
+from opwright.errors import CheckError, plural
 
 if TYPE_CHECKING:
     from opwright.records import VerifyRecord
@@ -68,6 +69,10 @@ def verify_operators(
     from opwright.verify.runner import try_out
     from opwright.verify.tasks import find_tasks
 
+    if not math.isfinite(timeout) or timeout <= 0:
+        raise CheckError("--timeout", "must be a finite number, above 0", rows=[("got", f"{timeout:g}")])
+    if level and wheel is None:
+        raise CheckError("--level", "`--level` chooses among the kernels of a wheel", hint="`--wheel FILE`")
     how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
     tasks = find_tasks(target, candidate)
     if tasks:

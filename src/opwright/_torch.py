@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -91,8 +91,16 @@ def is_forward_mode() -> bool:
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Returns whether forward-mode derivatives are being computed of a tensor."""
-    return is_forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None
+    """Returns whether forward-mode derivatives are being computed of a tensor.
+
+    Functions that Dynamo has compiled take derivatives at the level 0 and do not tell `forward_ad` so.
+    """
+    return (is_forward_mode() or are_transforms_active()) and torch._VF._unpack_dual(tensor, level=0)[1] is not None
+
+
+def unwrap_dead(tensors: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """Returns tensors without the wrappers of transforms that have ended, which say that they need a gradient."""
+    return tuple(t if t is None else _C._functorch.unwrap_if_dead(t) for t in tensors)
 
 
 # --- the dispatcher --------------------------------------------------------------------------------------

@@ -193,7 +193,4 @@ def _is_plain(values: Sequence[Any]) -> bool:
 
 
 def _has_tangent(values: Sequence[Any]) -> bool:
-    return _torch.is_forward_mode() and any(
-        t.is_floating_point() and torch.autograd.forward_ad.unpack_dual(t).tangent is not None
-        for t in tensors_in(values)
-    )
+    return any(t.is_floating_point() and _torch.has_tangent(t) for t in tensors_in(values))

@@ -13,6 +13,8 @@ from opwright.contract.contract import Contract, ContractError
 from opwright.dispatch.backward_trace import BackwardTrace, BackwardTraces, record_backward
 from opwright.dispatch.reference import Reference, outputs_of, signature_of_call
 
+_is_traced = torch.compiler.is_dynamo_compiling  # by Dynamo, which refuses `torch.autograd.grad`
+
 
 class DerivedGradient:
     """The gradient of one operator that follows from its reference.
@@ -53,7 +55,8 @@ class DerivedGradient:
         if (sharded := self.compute_sharded(values, gradients, needed)) is not None:
             return sharded
         if not (
-            torch.is_grad_enabled()  # this gradient will be differentiated
+            _is_traced()  # by compiled autograd
+            or torch.is_grad_enabled()  # this gradient will be differentiated
             or _torch.count_dispatch_modes()
             or _torch.count_function_modes()
             or _torch.are_transforms_active()
@@ -142,7 +145,7 @@ def place_for_node(contract: Contract, values: Sequence[Any]) -> list[Any]:
 def _vjp(
     outputs_at: Callable[..., list[tuple[torch.Tensor, torch.Tensor]]], inputs: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor | None]:
-    if _torch.are_transforms_active():
+    if _is_traced() or _torch.are_transforms_active():
         given: list[torch.Tensor] = []
 
         def outputs_alone(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -159,4 +162,5 @@ def _vjp(
         if not pairs:
             return [None] * len(inputs)
         outputs, cotangents = zip(*pairs, strict=True)
+        keep = keep and any(t.requires_grad for t in (*inputs, *cotangents))
         return torch.autograd.grad(outputs, fresh, cotangents, create_graph=keep, allow_unused=True)

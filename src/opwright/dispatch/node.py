@@ -81,27 +81,25 @@ def recorder(
     )
     source = "\n".join(
         [
-            "class Node(_SingleLevelFunction):",
-            f"    {_torch.COMPILED_AUTOGRAD_KEY} = _key",
-            "    @staticmethod",
-            f"    def forward(_ctx, {', '.join(parameters)}):",
-            *(f"        {line}" for line in forward),
-            "    @staticmethod",
-            "    def backward(_ctx, *_gradients):",
-            *(f"        {line}" for line in backward),
+            f"def forward(_ctx, {', '.join(parameters)}):",
+            *(f"    {line}" for line in forward),
+            "def backward(_ctx, *_gradients):",
+            *(f"    {line}" for line in backward),
         ]
     )
     namespace: dict[str, Any] = {
         "torch": torch,
-        "_SingleLevelFunction": _torch.SingleLevelFunction,
-        "_key": _torch.compiled_autograd_key,
+        "_are_transforms_active": _torch.are_transforms_active,
+        "_unwrap_dead": _torch.unwrap_dead,
         "_reference_gradient": derived.compute,
         "_compute_again": derived.compute_outputs,
         "_backward": backward_function,
     }
     exec(compile(source, f"<opwright node of {declaration.qualified_name}>", "exec"), namespace)
-    node = namespace["Node"]
-    node.__name__ = node.__qualname__ = f"{contract.subject}_node"
+    base = _torch.SingleLevelFunction
+    members = {name: staticmethod(namespace[name]) for name in ("forward", "backward")}
+    # `grad_fn` and profiles show its name, with "Backward" behind it.
+    node = type(base)(contract.subject, (base,), members | {_torch.COMPILED_AUTOGRAD_KEY: _torch.compiled_autograd_key})
     apply = node.apply
     if not lists:
         return apply
@@ -150,6 +148,7 @@ def _forward_lines(
     tensors = [*names, *(f"*{p.name}" for p in lists if kept[p.name])]
     if tensors:
         lines.append(f"_ctx.save_for_backward({', '.join(tensors)})")
+        lines.append("_ctx.is_transformed = _are_transforms_active()")
     if constants or lists:
         lines.append(f"_ctx.constants = ({''.join(name + ', ' for name in [*constants, *counts])})")
     if integral:
@@ -176,7 +175,10 @@ def _backward_lines(
     lines: list[str] = []
     names, has_lists = _saved(contract, saved, lists, plain)
     if names or has_lists:
-        lines.append(f"{', '.join([*names, *(['*_flat'] if has_lists else [])])}, = _ctx.saved_tensors")
+        lines.append("_saved = _ctx.saved_tensors")
+        lines.append("if _ctx.is_transformed:")
+        lines.append("    _saved, _gradients = _unwrap_dead(_saved), _unwrap_dead(_gradients)")
+        lines.append(f"{', '.join([*names, *(['*_flat'] if has_lists else [])])}, = _saved")
     if constants or lists:
         lines.append(f"{', '.join([*constants, *counts])}, = _ctx.constants")
     start = "0"

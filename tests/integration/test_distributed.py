@@ -128,6 +128,33 @@ fully_shard(sharded, mesh=mesh)
 mine = batch.chunk(2)[int(sys.argv[1])]
 # FSDP divides the sum of the gradients by the number of ranks.
 torch.testing.assert_close(train(sharded, mine, 0.2), alone)
+
+# An optimizer whose step writes into the shards: even, uneven and empty ones, and parameters that all ranks have.
+from opwright_ops import AdamW
+
+def step(optimizer_class, features, dtype=torch.float32, **options):
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(6, features), nn.Linear(features, 3)).to(dtype)
+    fully_shard(model[0], mesh=mesh)
+    for name, parameter in list(model[1].named_parameters()):
+        model[1].register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, [Replicate()])))
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)
+    for _ in range(3):
+        hidden = model[0](batch.to(dtype)[:, :6])
+        hidden = DTensor.from_local(hidden, mesh, [Replicate()])
+        model[1](hidden).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor() for p in model.parameters()], model[1].weight.to_local()
+
+for features in (4, 5, 1):
+    for options in ({}, {"amsgrad": True, "maximize": True}):
+        (found, _), (expected, _) = (step(each, features, **options) for each in (AdamW, torch.optim.AdamW))
+        torch.testing.assert_close(found, expected)
+_, here = step(AdamW, 1, torch.bfloat16, stochastic_rounding=True)
+both = [torch.empty_like(here) for _ in range(2)]
+dist.all_gather(both, here)
+assert torch.equal(*both)
 dist.destroy_process_group()
 '''
 

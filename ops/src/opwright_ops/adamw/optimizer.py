@@ -25,7 +25,8 @@ class AdamW(Optimizer):
 
     There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
     tensors. `foreach`, `fused` and `differentiable` are not accepted, nor in a group of parameters. A `state_dict` of
-    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect.
+    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect. Parameters may be
+    distributed tensors, as those of FSDP2: each rank takes the step for its part.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as for torch.optim.AdamW; `lr` may be a tensor.
@@ -34,7 +35,7 @@ class AdamW(Optimizer):
         stochastic_rounding: bfloat16 parameters and states are rounded up or down at random, in proportion to how near
             the two are: small updates are not lost, and float32 copies are not needed. The random bits follow from
             PyTorch's seed at construction, the number of the step and the place of the element, and are the
-            same on a CPU and a GPU.
+            same on a CPU and a GPU. Ranks that hold the same parameter need the same seed of PyTorch then.
         state_dtype: of exp_avg and exp_avg_sq, float32 or bfloat16; None is the type of each parameter.
 
     Raises:
@@ -242,15 +243,23 @@ class AdamW(Optimizer):
             counts = (torch.stack(steps) if together is None else together).tolist()
         launches: defaultdict[Any, list[Tensor]] = defaultdict(list)
         for param, count in zip(params, counts, strict=True):
-            if param.numel():  # beside an empty one the reference would compute all of them
-                launches[param.device, param.dtype, count].append(param)
+            launches[param.device, param.dtype, count].append(param)
         lr, (beta1, beta2) = group["lr"], group["betas"]
         for (device, dtype, step), some in launches.items():
             is_read = group["capturable"] and isinstance(lr, Tensor)  # on the device
             take_step = _OPERATORS.get((dtype, group["state_dtype"]), adamw_)
+            if any(map(_is_distributed, some)):
+                # Random bits go by a tensor's number: ranks have the same of what they all hold, which comes first.
+                some.sort(key=_is_sharded)
+            lists = self._lists(some, group["amsgrad"])
+            # Beside an empty one the reference would compute all of them.
+            filled = [i for i, param in enumerate(lists[0]) if param.numel()]
+            first += len(some)
+            if not filled:
+                continue
             take_step(
-                *self._lists(some, group["amsgrad"]),
-                [self.state[param]["step"] for param in some] if step is None else [],
+                *([each[i] for i in filled] if each else [] for each in lists),
+                [self.state[some[i]]["step"] for i in filled] if step is None else [],
                 lr.to(device, torch.float32).reshape(()) if is_read else None,
                 step=1 if step is None else int(step),
                 lr=0.0 if is_read else float(lr),
@@ -261,19 +270,37 @@ class AdamW(Optimizer):
                 maximize=group["maximize"],
                 stochastic_rounding=group["stochastic_rounding"],
                 seed=group["seed"],
-                first=first,
+                first=first - len(some),
             )
-            first += len(some)
         return first
 
     def _lists(self, params: list[Tensor], amsgrad: bool) -> list[list[Tensor]]:
         """Returns the lists of a launch, each tensor with its axes in the order that its parameter has in memory."""
         names = _STATES if amsgrad else _STATES[:2]
         lists = [params, [param.grad for param in params], *([self.state[p][name] for p in params] for name in names)]
-        if not all(param.is_contiguous() for param in params):
-            orders = [sorted(range(p.ndim), key=p.stride, reverse=True) for p in params]
+        if any(map(_is_distributed, params)):
+            lists = [[_part_here(t, param) for t, param in zip(each, params, strict=True)] for each in lists]
+        if not all(param.is_contiguous() for param in lists[0]):
+            orders = [sorted(range(p.ndim), key=p.stride, reverse=True) for p in lists[0]]
             lists = [[t.permute(order) for t, order in zip(each, orders, strict=True)] for each in lists]
         return lists if amsgrad else [*lists, []]
+
+
+def _is_distributed(param: Tensor) -> bool:
+    return hasattr(param, "device_mesh")
+
+
+def _is_sharded(param: Tensor) -> bool:
+    return any(placement.is_shard() for placement in getattr(param, "placements", ()))
+
+
+def _part_here(tensor: Tensor, param: Tensor) -> Tensor:
+    """Returns the part of a distributed tensor on this rank, placed as its parameter is; any other as it is."""
+    if not _is_distributed(param):
+        return tensor
+    if tensor.placements != param.placements:
+        tensor = tensor.redistribute(placements=param.placements)
+    return tensor.to_local()
 
 
 # By the types of parameter and state, where they differ.

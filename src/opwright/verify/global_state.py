@@ -59,14 +59,24 @@ def _write_saved_hooks(value: bool) -> None:
         _torch.pop_saved_tensor_hooks()
 
 
-_LIBC = ctypes.CDLL(None)
-_ENVIRONMENT = ctypes.POINTER(ctypes.c_char_p).in_dll(_LIBC, "environ")
+_LIBC = ctypes.PyDLL(None)
+_ENVIRONMENT = ctypes.POINTER(ctypes.c_void_p).in_dll(_LIBC, "environ")
+_read_before: tuple[list[int | None], dict[bytes, bytes]] = [None], {}
 
 
 def _read_environment() -> dict[bytes, bytes]:
     """Returns the variables that C sees: `os.environ` knows nothing of its `setenv`."""
-    entries = itertools.takewhile(lambda entry: entry is not None, map(_ENVIRONMENT.__getitem__, itertools.count()))
-    return {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
+    global _read_before
+    addresses, variables = _read_before
+    if not _ENVIRONMENT:
+        return {}
+    if _ENVIRONMENT[: len(addresses)] != addresses:
+        found = itertools.takewhile(lambda address: address, map(_ENVIRONMENT.__getitem__, itertools.count()))
+        addresses = [*found, None]
+        entries = [ctypes.string_at(address).partition(b"=") for address in addresses[:-1]]
+        variables = {name: value for name, _, value in entries}
+        _read_before = addresses, variables
+    return variables
 
 
 def _write_environment(variables: dict[bytes, bytes]) -> None:

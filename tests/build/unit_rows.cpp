@@ -1,11 +1,13 @@
 // The example of docs/reference/headers.md.
 #include <opwright/along.h>
 #include <opwright/kernel.h>
+#include <opwright/tensor.h>
 using namespace opwright;
 
 template <typename T>
 void unit_rows(View<const T, 2> input, View<T, 2> output) {
   using S = compute_t<T>;
+  input = with_adjacent_columns(input);  // `from + i` below
   const int64_t n = input.size(1);
   parallel_for(input.size(0), grain_of(n), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {

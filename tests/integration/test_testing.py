@@ -31,21 +31,28 @@ from opwright import operator
 KERNEL = """
 #include <opwright/kernel.h>
 template <typename T>
-void {name}(opwright::View<const T, 2> x, opwright::View<const T, 1> scale, opwright::View<T, 2> output) {{
+void {name}(opwright::View<const T, 2> x, opwright::View<const T, 1> scale, {more}opwright::View<T, 2> output) {{
   for (int64_t i = 0; i < x.size(0); ++i)
-    for (int64_t j = 0; j < {end}; ++j) output(i, j) = x(i, j) * scale(j);
+    for (int64_t j = 0; j < x.size(1); ++j) output(i, j) = {value};
 }}
 OPWRIGHT_KERNEL({name}, float, double)
 """
 
-@operator("my_ops::scale_shift", cpu=KERNEL.format(name="scale_shift", end="x.size(1)"))
-def scale_shift(x: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
-    """x * scale, and no shift."""
-    return x * scale
+@operator(
+    "my_ops::scale_shift",
+    cpu=KERNEL.format(name="scale_shift", more="double shift, ", value="x(i, j) * scale(j) + T(shift)"),
+)
+def scale_shift(
+    input: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"], shift: float = 0.0
+) -> Float[Tensor, "*batch n"]:
+    return input * scale + shift
 
-@operator("my_ops::tail", cpu=KERNEL.format(name="tail", end="x.size(1) / 4 * 4"))
+@operator(
+    "my_ops::tail",
+    cpu=KERNEL.format(name="tail", more="", value="j < x.size(1) / 4 * 4 ? x(i, j) * scale(j) : T(0)"),
+)
 def tail(x: Float[Tensor, "*batch n"], scale: Float[Tensor, "n"]) -> Float[Tensor, "*batch n"]:
-    """The same, forgetting the end of a row."""
+    """The end of a row stays 0."""
     return x * scale
 '''
 
@@ -172,7 +179,7 @@ def test_the_files_of_the_guide_pass(project: Path) -> None:
     run = Run(project, "-rs", "-q", *files, "-k", "not tail and (not test_operators or copy or graph)")
     assert run.code == 0, run.output
     cases = passed(run, "test_cases::test_scale_shift_is_linear[")
-    assert "test_cases::test_scale_shift_is_linear[f32[2, 3, 7] f32[7] sliced]" in cases
+    assert "test_cases::test_scale_shift_is_linear[f32[2, 3, 7] f32[7] 0.0 sliced]" in cases
     assert {re.search(r"\[(\w+)\[", name)[1] for name in cases} == {"f32", "bf16"}
     assert passed(run, "test_properties::") == ["test_properties::test_scale_shift_matches"]
     assert passed(run, "test_my_ops::") == ["test_my_ops::test_operators[scale_shift-copy]"]

@@ -259,7 +259,7 @@ OPWRIGHT_KERNEL(running, float, double)
     ("last", "what", "check", "message", "pattern"),
     [
         ("x.size(1) - 1", "output(i, j) = sum += x(i, j)", "outputs written", "1 of 1 element is not written",
-         "only the last 1 of 7 along axis 0 of x=f32[7] (no batch axes)"),
+         "only index 6 of 7 along axis 0 of x=f32[7] (no batch axes)"),
         ("x.size(1)", "{ sum += x(i, j); output(i, j) = sum + 0 * x(i, j + 1); }", "guard bands",
          "it reads outside of them", ""),
     ],

@@ -59,7 +59,7 @@ def test_the_allowance_grows_where_the_computation_is_ill_conditioned_and_only_t
         (torch.zeros(3), "got f32[3] cpu, expected f32[2]"),
         (torch.zeros(2, dtype=torch.float64), "got f64[2] cpu, expected f32[2]"),
         ((torch.zeros(2), torch.zeros(2)), "got 2 tensors, expected 1"),
-        (torch.tensor([0.0, math.nan]), "only the last 1 of 2 along axis 0"),
+        (torch.tensor([0.0, math.nan]), "only index 1 of 2 along axis 0"),
         (torch.tensor([0.0, math.inf]), "got inf, expected 2"),
     ],
 )

@@ -115,7 +115,9 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
                 subject,
                 f"`{name}`: only a tensor can be optional",
                 rows=[("got", _text(annotation))],
-                hint=f"give `{name}` a default that means 'none', such as -1",
+                hint="an empty list"
+                if read["kind"] == "tensors"
+                else f"give `{name}` a default that means 'none', such as -1",
             )
         return {**read, "optional": True}
     if origin is list and _is_tensor(*arguments):
@@ -283,6 +285,8 @@ def _instead_of(annotation: Any, name: str) -> str:
         items = [item for item in get_args(annotation) if item is not ...]
         if len(items) > 1:
             return f"an argument for each: `{', '.join(f'{name}{i}: {_text(item)}' for i, item in enumerate(items))}`"
+        if items and get_origin(items[0]) in (Union, types.UnionType):
+            return f"a list without None, or `{name}0: {_text(items[0])}` and so on"
         family = _FAMILIES_OF.get(items[0], "Int64") if items else "Int64"
         return f'`{name}: {family}[Tensor, "k"]`, or an argument for each number'
     if annotation is str:

@@ -239,6 +239,10 @@ def _index_of(at: int, shape: torch.Size) -> list[int]:
     return [int(i) for i in torch.unravel_index(torch.tensor(at), shape)]
 
 
+def _tell_end(end: str, indices: list[int]) -> str:
+    return f"index {indices[0]}" if len(indices) == 1 else f"the {end} {len(indices)}"
+
+
 def pattern_of(wrong: torch.Tensor) -> str:
     """Returns what the wrong elements have in common, as far as their positions tell."""
     if wrong.ndim == 0 or not bool(wrong.any()):
@@ -253,9 +257,9 @@ def pattern_of(wrong: torch.Tensor) -> str:
         if len(indices) == size:
             continue
         if indices == list(range(indices[0], size)):
-            return f"only the last {len(indices)} of {size} along axis {dim}"
+            return f"only {_tell_end('last', indices)} of {size} along axis {dim}"
         if indices == list(range(len(indices))):
-            return f"only the first {len(indices)} of {size} along axis {dim}"
+            return f"only {_tell_end('first', indices)} of {size} along axis {dim}"
         if len(indices) <= 3:
             return f"only {indices} along axis {dim}"
     share = 100 * wrong.double().mean().item()

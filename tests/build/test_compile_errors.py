@@ -194,6 +194,13 @@ def test_names_of_a_choice_are_told(wrong: str, tmp_path: Path) -> None:
     assert caught.value.hint == "there are `Rounding::up`, `Rounding::to_nearest`"
 
 
+def test_warnings_can_be_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry of each kernel had an attribute behind its declaration, of which g++ warns."""
+    monkeypatch.setenv("OPWRIGHT_CXXFLAGS", "-Wall -Wextra -Werror")
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=GOOD)(twice)
+    assert op(torch.ones(3)).tolist() == [2.0] * 3
+
+
 def test_the_log_has_everything(tmp_path: Path) -> None:
     path = tmp_path / "cpu.cpp"
     path.write_text(GOOD.replace("x.size(0)", "lenght").replace("2 *", "two *"))

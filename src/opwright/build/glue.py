@@ -382,8 +382,8 @@ def _entry_macro(declaration: Declaration, backend: str) -> str:
     types_symbol, symbol = f"OPWRIGHT_ENTRY_SYMBOL({symbol}_dtypes)", f"OPWRIGHT_ENTRY_SYMBOL({symbol})"
     text = f"""#define OPWRIGHT_ENTRY_{name}(...) \\
   extern "C" {{ \\
-  extern const unsigned long long {types_symbol}; \\
-  {hidden} const unsigned long long {types_symbol} = {mask}; \\
+  extern {hidden} const unsigned long long {types_symbol}; \\
+  const unsigned long long {types_symbol} = {mask}; \\
   {hidden} const char* {symbol}([[maybe_unused]] int dtype, void** arguments) {{ \\
     {check}{body} \\
   }} \\

@@ -186,6 +186,53 @@ def test_nvcc_too_old_for_the_architecture(ns: str, monkeypatch: pytest.MonkeyPa
         build(declare(ns), "cuda")
 
 
+ERRORS = {
+    "shared memory": (
+        CUDA.replace("  if (i", "  __shared__ float s[20000]; s[threadIdx.x] = x[0]; __syncthreads();\n  if (s[n] < i"),
+        "ptxas error.*void plus_kernel<float>.*uses too much shared data",
+        "above 48 KiB, declare it as `extern __shared__`",
+    ),
+    "lambda": (
+        CUDA.replace("  plus_kernel", "  auto f = [=] __device__(int i) { return i; };\n  plus_kernel"),
+        "lambda requires --extended-lambda",
+        "`export NVCC_APPEND_FLAGS=--extended-lambda`",
+    ),
+    "host code": (
+        CUDA.replace("if (i < n)", 'opwright::check(true, "x"); if (i < n)'),
+        "calling a __host__ function",
+        "`opwright::check` is host code: call it in the function that launches",
+    ),
+    "own host code": (
+        CUDA.replace("template", "inline float f(opwright::Error) { return 1; }\ntemplate", 1).replace(
+            "if (i < n)", 'if (f(opwright::Error("")) < n)'
+        ),
+        "calling a __host__ function",
+        "mark the function `__device__`",
+    ),
+    "name": (
+        CUDA.replace(" plus(", " launch(").replace("plus_kernel", "plus"),
+        "`plus` must be the host function that launches, not the `__global__` function",
+        "rename that function `plus_kernel`",
+    ),
+    "header": (
+        "#include <nowhere.h>\n" + CUDA,
+        "nowhere.h: No such file",
+        "includes are found beside the source, in Opwright's own headers and, of `cuda.cu`, in the CUDA toolkit",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", ERRORS)
+def test_an_error_of_nvcc_has_a_hint(mistake: str, ns: str) -> None:
+    """That of ptxas was hidden behind what ptxas says of each kernel."""
+    source, error, hint = ERRORS[mistake]
+    with pytest.raises(CompileError) as caught:
+        build(declare(ns, source=source), "cuda")
+    assert re.search(error, str(caught.value)), str(caught.value)
+    assert caught.value.hint.startswith(hint)
+    assert "ptxas info" not in str(caught.value)
+
+
 def test_no_nvcc(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_places", lambda home: iter(()))
     op = declare(ns, source=CUDA.replace("T(1)", "T(3)"))  # none that is in the store

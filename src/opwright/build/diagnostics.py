@@ -16,6 +16,7 @@ from opwright import settings
 from opwright.backends.exports import without_comments
 from opwright.backends.toolchain import NATIVE
 from opwright.build.causes import Failure, find_cause
+from opwright.build.demangle import demangle
 from opwright.build.glue import enumerator, enums_of, kernel_signature
 from opwright.build.parameters import line_of_function, parameters_of, tell_difference
 from opwright.build.request import Request
@@ -38,6 +39,14 @@ _ANY_EXPORT = re.compile(r"(?<!\\\n)^[ \t]*OPWRIGHT_KERNEL\(\s*(\w+)[^)]*\)\s*(?
 _HELP = [
     (r"cannot convert .*(half|bfloat16)", "compute in `opwright::compute_t<T>`, and convert with `T(value)`"),
     (
+        r"requires --extended-lambda",
+        "`export NVCC_APPEND_FLAGS=--extended-lambda`, or write a struct whose `operator()` is `__device__`",
+    ),
+    (
+        r"calling a __host__ function\(\"(?:[\w:&*<> ]+ )?opwright::(\w+)[(<]",
+        r"`opwright::\1` is host code: call it in the function that launches",
+    ),
+    (
         r"`?__device__|calling a __host__ function",
         "mark the function `__device__`, or `OPWRIGHT_HOST_DEVICE`",
     ),
@@ -46,7 +55,15 @@ _HELP = [
         "kernels see no PyTorch header; host code includes <opwright/tensor.h>; `opwright.cpp_extension` builds "
         "sources that need torch/extension.h",
     ),
-    (r"No such file or directory", "includes are found beside the source and in Opwright's own headers"),
+    (
+        r"No such file or directory",
+        "includes are found beside the source, in Opwright's own headers and, of `cuda.cu`, in the CUDA toolkit",
+    ),
+    (
+        r"uses too much shared data",
+        "above 48 KiB, declare it as `extern __shared__`, and allow the size with `cudaFuncSetAttribute(kernel, "
+        "cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)`",
+    ),
     (r"'(?:min|max|sort|fill|fill_n|copy|clamp|swap|nth_element)' is not a member of 'std'", "`#include <algorithm>`"),
     (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
     (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
@@ -85,16 +102,17 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     if not errors:
         is_kernel = step.startswith("kernel")
         rule = "its kernel does not compile" if is_kernel else f"the step `{step}` of its build failed"
-        body = "\n".join(output.strip().splitlines()[-6:])
-        return CompileError(name, rule, body=body, hint=f"the log: {log_path}")
+        body = _end_of(output)
+        advice = _advice(body)
+        footer = f"\n\nthe log: {log_path}" if advice else ""
+        return CompileError(name, rule, body=body + footer, hint=advice or f"the log: {log_path}")
     first = errors[0]
     places = [_author_line(output.splitlines(), messages, each, sources) for each in errors]
     unknown = _unknown_export(request, places)
     at = unknown[1:] if unknown else places[0]
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
-    hint = next((advice for pattern, advice in _HELP if re.search(pattern, text)), "") or _enum_hint(request, text)
-    hint = hint or _include_hint(messages, first) or _header_hint(text)
+    hint = _advice(text) or _enum_hint(request, text) or _include_hint(messages, first) or _header_hint(text)
     excerpt = _excerpt(request, at[0], at[1])
     exported = unknown[0] if unknown else next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
@@ -115,6 +133,9 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     ):
         text = f"`{exported}` must be a function, not a template: each of its tensors has a single dtype"
         hint = f"write a function with these types, and `OPWRIGHT_KERNEL({exported})`; `opwright inspect` prints both"
+    elif exported is not None and _is_kernel_of_cuda(request, at, exported):
+        text = f"`{exported}` must be the host function that launches, not the `__global__` function"
+        hint = f"rename that function `{exported}_kernel`, and launch it in `{exported}`"
     elif text.startswith(_DECLARED_AS):
         at, text = _at_function(request, at, exported, text)
         excerpt = _excerpt(request, *at)
@@ -131,6 +152,27 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
         "its kernel does not compile",
         body="\n".join([*body, "", footer]),
         hint=hint or _how_to_go_on(request, at[0]),
+    )
+
+
+def _advice(text: str) -> str:
+    """Returns the hint for an error that is known; "" for another."""
+    return next((found.expand(advice) for pattern, advice in _HELP if (found := re.search(pattern, text))), "")
+
+
+def _end_of(output: str) -> str:
+    """Returns the errors in an output that names no line of a source; without any, its last six lines."""
+    lines = output.strip().splitlines()
+    errors = [line for line in lines if re.search(r"\berror\b", line)]
+    return re.sub(r"\b_Z\w+", lambda name: demangle(name[0]), "\n".join((errors or lines)[-6:]))
+
+
+def _is_kernel_of_cuda(request: Request, at: tuple[str, int], name: str) -> bool:
+    """Returns whether the last function of a name above a line is a `__global__` one."""
+    lines, first = _lines_of(request, *at)
+    above = without_comments("\n".join(lines[: at[1] - first + 1]))
+    return (
+        re.search(rf"__global__[^;{{}}]*\bvoid\s+{name}\s*\((?!.*\bvoid\s+{name}\s*\()", above, re.DOTALL) is not None
     )
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
@@ -276,6 +276,58 @@ def test_an_exception_in_a_kernel_names_the_operator(tmp_path: Path) -> None:
     assert op(torch.ones(8)).tolist() == [2.0] * 8
 
 
+RAISING = r"""#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <opwright/kernel.h>
+#include <opwright/scratch.h>
+using namespace opwright;
+
+struct Silent : std::exception {
+  const char* what() const noexcept override { return nullptr; }
+};
+void raising(View<const float, 1> x, int64_t how, View<float, 1> output) {
+  const std::string text = "number " + std::to_string(how);
+  switch (how) {
+    case 0: check(false, text.c_str());
+    case 1: check(false, text);
+    case 2: parallel_for(8, [&](int64_t, int64_t) { check(false, text); });
+    case 3: throw std::runtime_error("a\xff b\xc3 \xed\xa0\x80 \xc3\xa9");
+    case 4: throw Silent();
+    case 5: throw std::runtime_error("");
+    case 6: check(false, nullptr);
+    case 7: parallel_for(8, [&](int64_t, int64_t) { throw Silent(); });
+    case 8: throw std::runtime_error(std::string(1000, 'x'));
+    case 9: throw std::runtime_error(std::string(491, 'x') + std::string(300, '\xa9'));
+    case 10: { std::string e; for (int i = 0; i < 500; ++i) e += "\xc3\xa9"; throw std::runtime_error("x" + e); }
+    case 11: scratch<float>(-1);
+    case 12: scratch<float>(int64_t(1) << 62);
+  }
+}
+OPWRIGHT_KERNEL(raising)
+"""
+SAID = [
+    *("number 0", "number 1", "number 2", "a? b? ??? é"),
+    *["the kernel threw an exception without a text"] * 4,
+    *("x" * 499 + "...", "x" * 491 + "?" * 8 + "...", "x" + "é" * 249 + "..."),
+    *("scratch: the number of elements is negative", "out of memory for scratch space"),
+]
+
+
+def test_the_text_of_an_exception_reaches_the_caller() -> None:
+    """A text outlives the string that it was in; a null pointer ended the process."""
+
+    @operator(f"compile_errors{next(_numbers)}::raising", cpu=RAISING)
+    def raising(x: Float32[Tensor, "n"], how: int = 0) -> Float32[Tensor, "n"]:
+        return x * how
+
+    for how, text in enumerate(SAID):
+        for call in (raising, raising.operator.public):
+            with pytest.raises(errors.KernelError) as caught:
+                call(torch.ones(3), how)
+            assert caught.value.rule == text, how
+
+
 def test_a_source_that_exports_nothing_is_refused(tmp_path: Path) -> None:
     """The reference would run in its place, and nobody would know."""
     text = failure(GOOD.replace("OPWRIGHT_KERNEL(twice, float, opwright::half)", ""), tmp_path)
@@ -285,7 +337,7 @@ def test_a_source_that_exports_nothing_is_refused(tmp_path: Path) -> None:
 
 DECLARING = '''
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int64
 from opwright import operator
 
 @operator("QUALIFIED", cpu="""SOURCE""")

@@ -240,16 +240,33 @@ static int answer(Call* call, const Kernel* kernels) {
   return empty == kSomeEmpty && (call->is_direct || call_reference(call));
 }
 
-// Python refuses a message that is not valid UTF-8. A long one may end in the middle of a
-// character.
-static void drop_partial_character(char* text) {
-  const u64 length = __builtin_strlen(text);
-  u64 first = length;  // of the bytes that follow the last character's first
-  while (first && (text[first - 1] & 0xC0) == 0x80) --first;
-  if (!first) return;
-  const unsigned char lead = (unsigned char)text[first - 1];
-  const u64 bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
-  if (length - (first - 1) < bytes) text[first - 1] = 0;
+// The bytes of the UTF-8 character at the start of a text; 0: none is there.
+static u64 character_length(const unsigned char* text) {
+  const unsigned char lead = text[0], next = lead ? text[1] : 0;
+  const u64 bytes = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0x80 ? 2 : 1;
+  for (u64 i = 1; i < bytes; ++i) {
+    if ((text[i] & 0xC0) != 0x80) return 0;
+  }
+  const int is_overlong = (lead >= 0x80 && lead < 0xC2) || (lead == 0xE0 && next < 0xA0) ||
+                          (lead == 0xF0 && next < 0x90);
+  const int is_surrogate = lead == 0xED && next >= 0xA0;
+  const int is_beyond = lead > 0xF4 || (lead == 0xF4 && next >= 0x90);
+  return is_overlong || is_surrogate || is_beyond ? 0 : bytes;
+}
+
+// Python refuses a message that is not valid UTF-8. One that fills its room was cut, perhaps in the
+// middle of a character.
+static void make_valid(char* text) {
+  const int is_cut = __builtin_strlen(text) == kMessage - 1;
+  char* const end = text + kMessage - sizeof "...";
+  for (u64 bytes; *text; text += bytes) {
+    bytes = character_length((unsigned char*)text);
+    if (is_cut && text + (bytes ? bytes : 1) > end) {
+      __builtin_memcpy(text, "...", sizeof "...");
+      return;
+    }
+    if (!bytes) *text = '?', bytes = 1;
+  }
 }
 
 enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form,
@@ -280,7 +297,7 @@ enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack,
 
   const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));
   release(&call, failed);
-  if (failed) drop_partial_character(call.message);
+  if (failed) make_valid(call.message);
   if (failed && !message) aoti_torch_check(0, op->name, "opwright", 0, own_message);
   return !failed ? kDone : call.has_started ? kFailed : kNotStarted;
 }

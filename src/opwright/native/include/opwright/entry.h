@@ -11,23 +11,50 @@
 
 namespace opwright {
 
+namespace detail {
+
+// Copies what fits of a text. A null pointer is an empty one.
+template <unsigned kSize>
+__attribute__((noinline, cold)) void copy_text(char (&to)[kSize], const char* from) noexcept {
+  unsigned length = 0;
+  for (; from && from[length] && length + 1 < kSize; ++length) to[length] = from[length];
+  to[length] = '\0';
+}
+
+}  // namespace detail
+
 // Thrown by check; its text reaches the caller as a Python exception that names the operator.
 struct Error : std::exception {
-  const char* text;
-  explicit Error(const char* message) : text(message) {}
+  char text[512];
+  explicit Error(const char* message) { detail::copy_text(text, message); }
   const char* what() const noexcept override { return text; }
 };
 
-// Raises an error with this text (a string literal) unless the claim holds.
+namespace detail {
+
+// Out of line, so that a check costs its kernel little.
+[[noreturn]] __attribute__((noinline, cold)) inline void raise(const char* message) {
+  throw Error(message);
+}
+
+}  // namespace detail
+
+// Raises an error with this text unless the claim holds.
 inline void check(bool claim, const char* message) {
-  if (!claim) throw Error(message);
+  if (!claim) detail::raise(message);
+}
+
+// The same with a std::string.
+template <typename Text>
+auto check(bool claim, const Text& message) -> decltype(check(claim, message.c_str())) {
+  check(claim, message.c_str());
 }
 
 // Returns the place of an index in a dimension, a negative one counted from the end. Raises
 // Python's IndexError for one that lies outside, as PyTorch does.
 inline int64_t check_index(int64_t index, int64_t size) {
   if (-size <= index && index < size) return index < 0 ? index + size : index;
-  static thread_local char text[128];
+  char text[128];
   __builtin_snprintf(text, sizeof text,
                      "IndexError: index %lld is out of bounds for a dimension of size %lld",
                      static_cast<long long>(index), static_cast<long long>(size));
@@ -44,16 +71,13 @@ inline constexpr bool kSame<A, A> = true;
 // Runs `call` and turns an exception into its text, which lives until the thread's next error.
 template <typename Call>
 const char* guarded(const Call& call) noexcept {
-  static thread_local char text[4096];
+  static thread_local char text[512];
   try {
     call();
     return nullptr;
   } catch (const std::exception& error) {
-    const char* from = error.what();
-    unsigned length = 0;
-    for (; length + 1 < sizeof text && from[length]; ++length) text[length] = from[length];
-    text[length] = '\0';
-    return text;
+    copy_text(text, error.what());
+    return text[0] ? text : "the kernel threw an exception without a text";
   } catch (...) {
     return "the kernel threw something that is not a std::exception";
   }
@@ -106,7 +130,7 @@ inline constexpr unsigned long long kCompiledMask =
 inline void check_launch() {
   const cudaError_t code = cudaGetLastError();
   if (code == cudaSuccess) return;
-  static thread_local char text[256];
+  char text[256];
   std::snprintf(text, sizeof text, "CUDA error %d, %s: %s", static_cast<int>(code),
                 cudaGetErrorName(code), cudaGetErrorString(code));
   throw Error(text);

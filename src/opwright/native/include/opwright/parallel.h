@@ -37,26 +37,17 @@ class Failure {
     try {
       throw;
     } catch (const std::exception& error) {
-      copy(text_, error.what());
+      copy_text(text_, error.what());
     } catch (...) {
-      copy(text_, "the kernel threw something that is not a std::exception");
+      copy_text(text_, "the kernel threw something that is not a std::exception");
     }
     return true;
   }
   void raise() const {
-    if (!is_kept_) return;
-    static thread_local char text[sizeof text_];
-    copy(text, text_);
-    throw Error(text);
+    if (is_kept_) detail::raise(text_);
   }
 
  private:
-  template <unsigned kSize>
-  static void copy(char (&to)[kSize], const char* from) {
-    unsigned length = 0;
-    for (; length + 1 < kSize && from[length]; ++length) to[length] = from[length];
-    to[length] = '\0';
-  }
   int is_kept_ = 0;
   char text_[512] = "";
 };

@@ -14,7 +14,9 @@ namespace opwright {
 // on its stream is done (on a CPU: until the kernel returns); nobody frees it.
 template <typename S>
 S* scratch(int64_t count) {
-  void* memory = opwright_scratch(count * static_cast<int64_t>(sizeof(S)));
+  constexpr int64_t kSize = sizeof(S);
+  check(count >= 0, "scratch: the number of elements is negative");
+  void* memory = count <= INT64_MAX / kSize ? opwright_scratch(count * kSize) : nullptr;
   check(memory != nullptr, "out of memory for scratch space");
   return static_cast<S*>(memory);
 }

@@ -10,9 +10,34 @@ from kernel_head import COMPILED, HEAD
 from torch import Tensor
 
 from opwright import operator
+from opwright.build.glue import kernel_signature
 from opwright.errors import ContractError
 
 pytestmark = pytest.mark.compiler
+
+
+def test_arguments_with_names_of_c(ns, entries):
+    def reference(
+        new: Float[Tensor, "n"], signed: int, default: Literal["up", "int"] = "up", T: float = 1.0, stream: float = 0.0
+    ) -> Float[Tensor, "n"]:
+        return new * T + signed + stream + (default == "int")
+
+    declared = kernel_signature(operator(f"{ns}::as_in_c")(reference).operator.declaration, "cuda")
+    assert declared.endswith(
+        "as_in_c(View<const T, 1> new_, int64_t signed_, Default default_, double T_, double stream_, "
+        "View<T, 1> output, cudaStream_t stream)"
+    )
+    source = (
+        declared.replace(", cudaStream_t stream", "")
+        + """ {
+      const double more = default_ == Default::int_;
+      for (int64_t i = 0; i < output.size(0); ++i) output(i) = T(double(new_(i)) * T_ + signed_ + stream_ + more);
+    }
+    OPWRIGHT_KERNEL(as_in_c, float)"""
+    )
+    op = operator(f"{ns}_c::as_in_c", cpu=HEAD + source)(reference)
+    for entry in entries(op):
+        assert entry(torch.ones(2), 3, "int", 2.0, 5.0).tolist() == [11.0, 11.0]
 
 
 @pytest.fixture(scope="module")

@@ -101,12 +101,12 @@ def test_a_mean_of_nothing_is_nan(ns) -> None:
 
 
 def test_samples_that_are_not_finite(ns) -> None:
-    @operator(f"{ns}::double")
-    def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    @operator(f"{ns}::doubled")
+    def doubled(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * 2
 
-    double.samples(lambda: [(torch.randn(7),), (torch.tensor([1.0, float("nan"), float("inf")]),)])
-    check(double)
+    doubled.samples(lambda: [(torch.randn(7),), (torch.tensor([1.0, float("nan"), float("inf")]),)])
+    check(doubled)
 
 
 def test_an_option_outside_of_its_range_is_never_given(ns) -> None:

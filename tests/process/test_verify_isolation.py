@@ -349,10 +349,10 @@ def test_flags_of_pytorch_can_be_set_after_opcheck(run_python) -> None:
 import sys, torch, opwright
 from jaxtyping import Float
 from torch import Tensor
-@opwright.operator("flags::double")
-def double(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+@opwright.operator("flags::doubled")
+def doubled(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return 2 * x
-record = opwright.verify(double, checks=["opcheck"], isolated=False)
+record = opwright.verify(doubled, checks=["opcheck"], isolated=False)
 assert record.passed and "torch.testing._internal.optests" in sys.modules
 torch.backends.cudnn.benchmark = True
 print(torch.backends.cudnn.benchmark)

@@ -309,11 +309,32 @@ def test_the_traceback_ends_at_the_author() -> None:
 
 
 def test_names(snapshot: SnapshotAssertion) -> None:
-    for wrong in ("plain", "a::b::c", "a::", "my ns::f"):
+    for wrong in ("plain", "a::b::c", "a::", "my ns::f", "ns::ß"):
         with pytest.raises(errors.DeclarationError, match="invalid operator name"):
             operator(wrong)(writes_argument)
+    for keyword in ("new", "default", "register", "main"):  # such an operator could have no kernel
+        with pytest.raises(errors.DeclarationError, match=f"C\\+\\+ uses the name `{keyword}`") as caught:
+            operator(f"ns::{keyword}")(lambda_reference)
+        assert caught.value.hint == f'`@operator("ns::{keyword}_op")`'
     with pytest.raises(errors.NameTakenError):
         operator("aten::mul")(lambda_reference)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("out", "`out` is the argument that every operator has"),
+        ("_Bool", "a name is ASCII letters, digits and `_`, and starts with a letter"),
+        ("ß", "a name is ASCII letters, digits and `_`, and starts with a letter"),
+    ],
+)
+def test_names_that_no_argument_can_have(name: str, hint: str) -> None:
+    source = f'def named({name}: Float[torch.Tensor, "n"]) -> Float[torch.Tensor, "n"]:\n    return {name}'
+    made = {"Float": Float, "torch": torch}
+    exec(source, made)
+    with pytest.raises(errors.AnnotationError, match=f"`{name}` cannot be the name of an argument") as caught:
+        declared(made["named"])
+    assert caught.value.hint == hint
 
 
 def test_the_namespaces_that_pytorch_uses_are_refused(snapshot: SnapshotAssertion) -> None:

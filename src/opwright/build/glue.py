@@ -14,7 +14,7 @@ from opwright.backends.protocol import CompiledBackend
 from opwright.backends.registry import all_backends, backend_of_device
 from opwright.contract.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.contract.contract import Contract, Parameter, TensorType
-from opwright.contract.cpp_names import CPP_KEYWORDS
+from opwright.contract.cpp_names import CPP_KEYWORDS, cpp_name
 from opwright.contract.declaration import Declaration
 from opwright.contract.dtypes import SCALAR_TYPES
 from opwright.contract.schema import kernel_twin, out_schema_of, reference_twin, schema_of
@@ -404,7 +404,7 @@ def _parameter_types(contract: Contract, stream: str) -> list[str]:
 
 
 def _parameter_names(contract: Contract, stream: str) -> list[str]:
-    names = [p.name for p in contract.parameters] + [o.name for o in contract.outputs]
+    names = [cpp_name(n) for n in [*(p.name for p in contract.parameters), *(o.name for o in contract.outputs)]]
     return [*names, "stream"] if stream else names
 
 

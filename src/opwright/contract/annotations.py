@@ -69,12 +69,10 @@ def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
             f"`{parameter}`: an operator has a fixed number of arguments",
             hint=f'`{name}: list[Float[Tensor, "n"]]` takes any number of tensors',
         )
-    if name == "out" or name.startswith("_"):
-        raise AnnotationError(
-            subject,
-            f"`{name}` cannot be the name of an argument",
-            hint="`out` is the argument that every operator has; a name starts with a letter",
-        )
+    if name == "out" or name.startswith("_") or not name.isascii():
+        every = "`out` is the argument that every operator has"
+        hint = every if name == "out" else "a name is ASCII letters, digits and `_`, and starts with a letter"
+        raise AnnotationError(subject, f"`{name}` cannot be the name of an argument", hint=hint)
     if annotation is inspect.Parameter.empty:
         raise AnnotationError(
             subject,

@@ -1,12 +1,20 @@
 """Words of generated C++: names that it cannot give to a variable or an enumerator, and strings."""
 
+# Keywords of C++20 and the other spellings of its signs, such as `bitand` for `&`.
 CPP_KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const continue default delete do "
-    "double else enum explicit export extern false float for friend goto if inline int long mutable "
-    "namespace new not operator or private protected public register return short signed sizeof "
-    "static struct switch template this throw true try typedef typename union unsigned using virtual "
-    "void volatile while xor".split()
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class "
+    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
+    "default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long "
+    "mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
+    "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template this "
+    "thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
+    "xor_eq".split()
 )
+
+
+def cpp_name(name: str) -> str:
+    """Returns the name of an argument in a kernel: itself, unless it means something else there."""
+    return f"{name}_" if name in CPP_KEYWORDS or name in ("T", "stream") else name
 
 
 def quote_for_c(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from opwright.contract.annotations import read_outputs, read_parameters
 from opwright.contract.axes import Anonymous, Axis, Computed, Named, Variadic
 from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
+from opwright.contract.cpp_names import CPP_KEYWORDS
 from opwright.contract.domains import Index
 from opwright.contract.precision import Precision, check_precision
 from opwright.contract.sources import Source
@@ -109,11 +110,17 @@ def declare(
         DeclarationError: the subclass for what cannot be honoured.
     """
     namespace, separator, subject = qualified_name.partition("::")
-    if not separator or not namespace.isidentifier() or not subject.isidentifier():
+    if not separator or not namespace.isidentifier() or not subject.isidentifier() or not qualified_name.isascii():
         raise DeclarationError(
             "",
             f"invalid operator name `{qualified_name}`; expected `namespace::name`",
             hint=f'`@operator("my_ops::{reference.__name__}")`',
+        )
+    if subject in CPP_KEYWORDS or subject == "main":
+        raise DeclarationError(
+            subject,
+            f"C++ uses the name `{subject}`, so an operator cannot have it: its kernel is a function of that name",
+            hint=f'`@operator("{namespace}::{subject}_op")`',
         )
     if namespace in _NAMESPACES_OF_PYTORCH:
         raise NameTakenError(

@@ -6,6 +6,7 @@ import keyword
 import re
 import sys
 
+from opwright.contract.cpp_names import CPP_KEYWORDS
 from opwright.errors import PackageError
 
 # Namespaces of operators that PyTorch and its companions have.
@@ -14,17 +15,6 @@ _TAKEN = frozenset(
     "_c10d_functional_autograd symm_mem higher_order mkl mkldnn onednn onnx profiler rngprims debugprims export "
     "streams sparse static_runtime tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack metal "
     "vulkan_prepack cudnn triton xla _test _nnapi nvprims opwright".split()
-)
-
-# Keywords of C++20 and the other spellings of its signs, such as `bitand` for `&`.
-_CPP_KEYWORDS = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class "
-    "co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype "
-    "default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long "
-    "mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register "
-    "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template this "
-    "thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
-    "xor_eq".split()
 )
 
 
@@ -45,7 +35,7 @@ def check_operator_name(name: str, subject: str) -> None:
     Raises:
         PackageError: it is not an identifier of Python and of C++, or another package has it.
     """
-    fault = "C++ has a keyword of this name" if name in _CPP_KEYWORDS else ""
+    fault = "C++ has a keyword of this name" if name in CPP_KEYWORDS else ""
     fault = _fault_of(name, "an operator") or fault
     if fault:
         package, slash, _ = subject.rpartition("/")
@@ -64,5 +54,5 @@ def _fault_of(name: str, of: str) -> str:
 def _fitting(name: str, ending: str) -> str:
     """Returns a similar name that is valid."""
     fitting = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_0123456789") or f"my{ending}"
-    is_taken = _fault_of(fitting, "") or fitting in _CPP_KEYWORDS
+    is_taken = _fault_of(fitting, "") or fitting in CPP_KEYWORDS
     return fitting + ending if is_taken else fitting

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from opwright.contract.contract import Contract
-from opwright.contract.cpp_names import CPP_KEYWORDS, quote_for_c
+from opwright.contract.cpp_names import CPP_KEYWORDS, cpp_name, quote_for_c
 from opwright.errors import CompileError, plural
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 
@@ -128,17 +128,21 @@ class _Function:
                 f"the launch function takes {', '.join(given) or 'nothing'}",
                 f"`def {contract.subject}({', '.join(names)}):`: the operator's arguments, then its outputs",
             )
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and inner.id in names:
+                inner.id = cpp_name(inner.id)
         for parameter in contract.parameters:
+            name = cpp_name(parameter.name)
             if parameter.kind == "tensors":
                 self.fail(node, f"`{parameter.name}` is a list of tensors, which a Triton kernel cannot take")
             if parameter.kind == "choice":
-                self.known[parameter.name] = Expression(f"{parameter.name}_text", "text")
+                self.known[name] = Expression(f"{parameter.name}_text", "text")
             elif parameter.type is not None:
-                self.tensors[parameter.name] = parameter.type.rank
+                self.tensors[name] = parameter.type.rank
             else:
-                self.known[parameter.name] = Expression(parameter.name, parameter.kind)
+                self.known[name] = Expression(name, parameter.kind)
         for output in contract.outputs:
-            self.tensors[output.name] = output.type.rank
+            self.tensors[cpp_name(output.name)] = output.type.rank
         for inner in ast.walk(node):
             if isinstance(inner, (ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)) and inner is not node:
                 self.fail(inner, f"`{type(inner).__name__.lower()}` is not translated")
@@ -148,7 +152,7 @@ class _Function:
                 self.lines += [
                     f"  static constexpr std::string_view {parameter.name}_texts[] = {{{texts}}};",
                     f"  [[maybe_unused]] const std::string_view {parameter.name}_text = "
-                    f"{parameter.name}_texts[static_cast<int64_t>({parameter.name})];",
+                    f"{parameter.name}_texts[static_cast<int64_t>({cpp_name(parameter.name)})];",
                 ]
         self.body(node.body, "  ")
         if self.launches == 0:

@@ -42,21 +42,22 @@ def floats_kernel(out, x, y, flag, NAME: tl.constexpr, pointer):
     tl.store(out, x + y)
 """
 
+# `new` and `signed` are keywords of C++.
 LAUNCHES = {
     "arithmetic": """
-def probe(input, other, mode, k, scale, output):
+def probe(input, new, mode, k, signed, output):
     rows, n = input.shape
     ints_kernel[(rows, triton.cdiv(n, 3))](
         output, n // 3, -n // 3, -n % 5, n * k - 4, 2**5, (n << 2) | 1, n & 6, k >> 1)
 """,
     "strides and sizes": """
-def probe(input, other, mode, k, scale, output):
+def probe(input, new, mode, k, signed, output):
     ints_kernel[input.numel() + 1,](
         output, input.stride(0), input.stride(-1), input.size(1), input.element_size(),
-        other.shape[0], len(input.shape), input.ndim, triton.next_power_of_2(input.shape[-1]), K=9)
+        new.shape[0], len(input.shape), input.ndim, triton.next_power_of_2(input.shape[-1]), K=9)
 """,
     "choices": """
-def probe(input, other, mode, k, scale, output):
+def probe(input, new, mode, k, signed, output):
     "A docstring."
     n = input.size(1)
     if mode == "fast" and n > 5:
@@ -74,7 +75,7 @@ def probe(input, other, mode, k, scale, output):
     ints_kernel[(4,)](output, a, b, c, d, while_, default, abs(-k), SCALE, num_warps=8 if k > 2 else 2)
 """,
     "several launches": """
-def probe(input, other, mode, k, scale, output):
+def probe(input, new, mode, k, signed, output):
     assert k >= 0, "k is negative"
     ints_kernel[(1,)](output, 1, 2, 3, 4, 5, 6, 7, 8, num_warps=2)
     if k > 3:
@@ -84,23 +85,23 @@ def probe(input, other, mode, k, scale, output):
     ints_kernel[grid](output, h=1, g=2, f=3, e=4, d=5, c=6, b=7, a=8, num_warps=1)
 """,
     "floats, None, text": """
-def probe(input, other, mode, k, scale, output):
-    root = scale * 2 + k
+def probe(input, new, mode, k, signed, output):
+    root = signed * 2 + k
     half = k / 2
     floats_kernel[lambda meta: (triton.cdiv(input.numel(), 64), k)](
         output, root, half, input.is_contiguous(), NAME=mode, pointer=1)
     floats_kernel[(1,)](output, int(half), float(k), k > 2, mode, None)
 """,
     "optional tensor": """
-def probe(input, other, mode, k, scale, output):
-    if other is None:
+def probe(input, new, mode, k, signed, output):
+    if new is None:
         floats_kernel[(1,)](output, 1, 0.5, True, "none", None)
     else:
-        floats_kernel[(2,)](output, 1, 0.5, False, mode, other)
-    floats_kernel[(3,)](output, 1, 0.5, False, "no", other)
+        floats_kernel[(2,)](output, 1, 0.5, False, mode, new)
+    floats_kernel[(3,)](output, 1, 0.5, False, "no", new)
 """,
     "dtypes": """
-def probe(input, other, mode, k, scale, output):
+def probe(input, new, mode, k, signed, output):
     wide = input.dtype == torch.float32
     ints_kernel[(1,)](output, wide, 2, 3, 4, 5, 6, 7, 8 if input.dtype in (torch.float16, torch.bfloat16) else 9)
 """,
@@ -109,11 +110,11 @@ def probe(input, other, mode, k, scale, output):
 
 def probe(
     input: Float[Tensor, "*batch n"],
-    other: Float[Tensor, "m"] | None = None,
+    new: Float[Tensor, "m"] | None = None,
     *,
     mode: Literal["fast", "slow"] = "fast",
     k: int = 3,
-    scale: float = 0.5,
+    signed: float = 0.5,
 ) -> Float[Tensor, "*batch n"]:
     return input * 2
 
@@ -282,7 +283,7 @@ def test_launch_function(
     triton_python: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    if other is None and "other.shape" in LAUNCHES[name]:
+    if other is None and "new.shape" in LAUNCHES[name]:
         other = OTHER
     expected = run_in_python(LAUNCHES[name], (INPUT, other, *options, OUTPUT))
     env = stub.environment(record=tmp_path / "record.jsonl") | {
@@ -420,7 +421,7 @@ def integers(input, a, b, expected, output):
 
 def test_a_constant_beyond_64_bits_is_refused(snapshot: Any) -> None:
     with pytest.raises(CompileError) as raised:
-        translated("\ndef probe(input, other, mode, k, scale, output):\n    a = k + 9223372036854775808\n")
+        translated("\ndef probe(input, new, mode, k, signed, output):\n    a = k + 9223372036854775808\n")
     assert str(raised.value) == snapshot
 
 
@@ -449,7 +450,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, snapshot: Any) -> None:
     with pytest.raises(CompileError) as raised:
-        translated(f"\ndef probe(input, other, mode, k, scale, output):\n{REFUSED[name]}\n")
+        translated(f"\ndef probe(input, new, mode, k, signed, output):\n{REFUSED[name]}\n")
     assert str(raised.value) == snapshot
 
 

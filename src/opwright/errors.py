@@ -271,7 +271,7 @@ class OptionError(ContractError, ValueError):
 
 
 class OptionTypeError(ContractError, TypeError):
-    """An option has the wrong type: a string or a tensor where the declaration says `float`, `int` or `bool`.
+    """An option has the wrong type, such as a string where the declaration says `float`, or does not fit in 64 bits.
 
     A tensor of one element is taken as a number, and gets no gradient. For a gradient, declare a tensor without axes:
     `Float[Tensor, ""]`.

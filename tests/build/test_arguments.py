@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opwright import operator
 from opwright.build.glue import kernel_signature
-from opwright.errors import ContractError
+from opwright.errors import ContractError, OptionTypeError
 
 pytestmark = pytest.mark.compiler
 
@@ -115,6 +115,10 @@ def test_wrong_options(options, entries):
             entry(x, 1.5, 1.0, **good)
         with pytest.raises((TypeError, RuntimeError), match="scale"):
             entry(x, 1, "2", **good)
+    with pytest.raises(OptionTypeError, match="`shift` does not fit in 64 bits"):
+        options(x, 2**63, 1.0, **good)
+    with pytest.raises(OptionTypeError, match="`scale` does not fit in 64 bits"):
+        options(x, 1, 10**400, **good)
 
 
 def test_extreme_numbers(ns, entries):

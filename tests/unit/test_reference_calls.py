@@ -28,6 +28,22 @@ def test_options_are_converted_as_for_kernels(by: Any) -> None:
 def test_options_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(OptionTypeError):
         scaled(torch.ones(3), "2")
+    with pytest.raises(OptionTypeError, match="`by` does not fit in 64 bits"):
+        scaled(torch.ones(3), 10**400)
+
+
+@operator("reference_calls::shifted")
+def shifted(x: Float[Tensor, "*batch"], by: int = 2) -> Float[Tensor, "*batch"]:
+    return x + by
+
+
+@pytest.mark.parametrize("by", [2**63, -(2**63) - 1, 2**70])
+def test_integers_of_more_than_64_bits_are_refused(by: int) -> None:
+    """PyTorch's error was: expected a value of type 'int', but instead found type 'int'."""
+    for entry in (shifted, torch.ops.reference_calls.shifted):
+        with pytest.raises(OptionTypeError, match="`by` does not fit in 64 bits"):
+            entry(torch.ones(3), by)
+    assert shifted(torch.ones(1, dtype=torch.float64), -(2**63)).item() == 1.0 - 2**63
 
 
 def test_torchscript_traces_them() -> None:

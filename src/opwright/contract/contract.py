@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -307,12 +308,16 @@ class _Binder:
             case "int":
                 if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
                     raise refuse("int")
+                if type(value) is int and not -(2**63) <= value < 2**63:
+                    raise self._too_large(parameter, value, "from -2**63 to 2**63 - 1")
                 self.found.sizes[parameter.name] = value
                 self.found.source[parameter.name] = parameter.name
             case "float":
                 number = (int, float, torch.SymInt, torch.SymFloat)
                 if isinstance(value, bool) or not isinstance(value, number):
                     raise refuse("float")
+                if type(value) is int and value.bit_length() > sys.float_info.max_exp:
+                    raise self._too_large(parameter, value, f"up to {sys.float_info.max:.3g}")
             case "bool":
                 if not isinstance(value, (bool, torch.SymBool)):
                     raise refuse("bool")
@@ -327,6 +332,13 @@ class _Binder:
                         ],
                         hint=f"`{parameter.name}={self._likely(parameter, value)!r}`",
                     )
+
+    def _too_large(self, parameter: Parameter, value: int, expected: str) -> OptionTypeError:
+        rows = [("got", f"int of {value.bit_length():,} bits"), ("expected", f"{parameter.kind} {expected}")]
+        hint = f"`{parameter.name}: float` in the declaration takes larger numbers" if parameter.kind == "int" else ""
+        return OptionTypeError(
+            self.contract.subject, f"`{parameter.name}` does not fit in 64 bits", rows=rows, hint=hint
+        )
 
     def _likely(self, parameter: Parameter, value: Any) -> str:
         """Returns the choice that was meant: the default, where nothing is like it."""

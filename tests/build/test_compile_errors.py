@@ -61,6 +61,7 @@ MISTAKES = {
     "one more parameter": (GOOD.replace("> output)", "> output, double eps)"), 5),
     "a tensor of PyTorch": (GOOD.replace("View<const T, 1> x", "torch::Tensor x"), 5),
     "unknown operator": (GOOD.replace("OPWRIGHT_KERNEL(twice", "OPWRIGHT_KERNEL(thrice"), 8),
+    "two exports": (GOOD + "OPWRIGHT_KERNEL(twice, double)\n", 9),
     "another name than the operator's": (GOOD.replace("void twice", "void double_it"), 8),
     "no type": (GOOD.replace("twice, float, opwright::half)", "twice)"), 8),
     "half of PyTorch": (GOOD.replace("opwright::half)", "at::Half)"), 8),
@@ -76,6 +77,7 @@ MISTAKES = {
 
 
 HINTS = {
+    "two exports": "name all of its types in one `OPWRIGHT_KERNEL(twice, ...)`",
     "another name than the operator's": "a kernel has the name of its operator",
     "a tensor of PyTorch": "`torch::Tensor x` must be `View<const T, 1> x`; the kernel must be declared as: template",
     "no type": "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`",

@@ -133,6 +133,11 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     ):
         text = f"`{exported}` must be a function, not a template: each of its tensors has a single dtype"
         hint = f"write a function with these types, and `OPWRIGHT_KERNEL({exported})`; `opwright inspect` prints both"
+    elif exported is not None and re.search(r"redefinition of|has already been defined", text):
+        text, hint = (
+            f"`{exported}` is exported twice",
+            f"name all of its types in one `OPWRIGHT_KERNEL({exported}, ...)`",
+        )
     elif exported is not None and _is_kernel_of_cuda(request, at, exported):
         text = f"`{exported}` must be the host function that launches, not the `__global__` function"
         hint = f"rename that function `{exported}_kernel`, and launch it in `{exported}`"

@@ -71,6 +71,8 @@ MISTAKES = {
     "missing header of the algorithms": (GOOD.replace("T(2 *", "std::sort(&output(0), &output(0)), T(2 *"), 6),
     "missing header of a container": (GOOD.replace("  for", "  std::unordered_set<int> seen;\n  for"), 6),
     "missing header of Opwright": (GOOD.replace("T(2 *", "T(opwright::sigmoid(2.f) *"), 6),
+    "missing namespace": (GOOD.replace("  for", "  parallel_for(1, 1, [](int64_t, int64_t) {});\n  for"), 6),
+    "missing namespace in a template": (GOOD.replace("  for", '  check(true, "");\n  for'), 6),
     "missing brace": (GOOD.replace("  for", "  if (true) {\n  for"), 9),
     "pytorch header": ("#include <torch/extension.h>\n" + GOOD, 1),
 }
@@ -85,6 +87,8 @@ HINTS = {
     "missing header of the algorithms": "`#include <algorithm>`",
     "missing header of a container": "`#include <unordered_set>`",
     "missing header of Opwright": "`#include <opwright/math.h>` has `opwright::sigmoid`",
+    "missing namespace": "write `opwright::parallel_for`",
+    "missing namespace in a template": "write `opwright::check`",
     "missing brace": "a `}` is missing above that line",
     "pytorch header": "kernels see no PyTorch header",
     "missing header": "includes are found beside the source",
@@ -180,8 +184,15 @@ def test_types_under_other_names_are_no_difference(tmp_path: Path) -> None:
     assert "must be" not in text
 
 
-@pytest.mark.parametrize("wrong", ["Rounding::Up", "Roundin::up"])
-def test_names_of_a_choice_are_told(wrong: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ("Rounding::Up", "there are `Rounding::up`, `Rounding::to_nearest`"),
+        ("Roundin::up", "there are `Rounding::up`, `Rounding::to_nearest`"),
+        ('"to-nearest"', "`rounding` is an enum: `Rounding::to_nearest`"),
+    ],
+)
+def test_names_of_a_choice_are_told(wrong: str, hint: str, tmp_path: Path) -> None:
     source = GOOD.replace("View<T, 1> output)", "Rounding rounding, View<T, 1> output)").replace(
         "2 *", f"(rounding == {wrong}) *"
     )
@@ -193,7 +204,7 @@ def test_names_of_a_choice_are_told(wrong: str, tmp_path: Path) -> None:
 
     with pytest.raises(errors.CompileError) as caught:
         twice(torch.ones(3))
-    assert caught.value.hint == "there are `Rounding::up`, `Rounding::to_nearest`"
+    assert caught.value.hint == hint
 
 
 def test_warnings_can_be_errors(monkeypatch: pytest.MonkeyPatch) -> None:

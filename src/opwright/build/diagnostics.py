@@ -17,7 +17,7 @@ from opwright.backends.exports import without_comments
 from opwright.backends.toolchain import NATIVE
 from opwright.build.causes import Failure, find_cause
 from opwright.build.demangle import demangle
-from opwright.build.glue import enumerator, enums_of, kernel_signature
+from opwright.build.glue import enum_name, enumerator, enums_of, kernel_signature
 from opwright.build.parameters import line_of_function, parameters_of, tell_difference
 from opwright.build.request import Request
 from opwright.errors import ArchitectureError, BuildError, CompileError, StoreOwnerError
@@ -80,6 +80,7 @@ _UNKNOWN = re.compile(
     r"['‘\"](\w+)['’\"] (?:is not a member of ['‘]opwright|that depend|was not declared|is undefined)"
     r'|namespace "opwright" has no member "(\w+)"'
 )
+_STRING = re.compile(r"const char ?\[\d+\]")
 _UNDECLARED = re.compile(r"['‘](\w+)['’] (?:has not been|was not) declared")
 
 
@@ -112,7 +113,8 @@ def compile_error(request: Request, step: str, output: str, log: str) -> Compile
     at = unknown[1:] if unknown else places[0]
     text = first["text"].removeprefix("static assertion failed: ")
     text = re.sub(r'^static assertion failed with "(.*)"$', r"\1", text)
-    hint = _advice(text) or _enum_hint(request, text) or _include_hint(messages, first) or _header_hint(text)
+    hint = _advice(text) or _enum_hint(request, text, at) or _include_hint(messages, first)
+    hint = hint or _header_hint(request, text)
     excerpt = _excerpt(request, at[0], at[1])
     exported = unknown[0] if unknown else next((m[1] for line in excerpt if (m := _EXPORT.search(line))), None)
     names = [d.name for d in request.unit]
@@ -242,8 +244,8 @@ def _include_hint(messages: list[re.Match[str]], first: re.Match[str]) -> str:
     return next((f"`{found[0]}`" for m in notes if (found := _INCLUDE.search(m["text"]))), "")
 
 
-def _header_hint(text: str) -> str:
-    """Returns the header of Opwright that has a name which an error says is unknown; "" if none has it."""
+def _header_hint(request: Request, text: str) -> str:
+    """Returns what makes a name of Opwright known that an error says is unknown; "" if no header has it."""
     if not (unknown := _UNKNOWN.search(text)):
         return ""
     name = unknown[1] or unknown[2]
@@ -253,13 +255,36 @@ def _header_hint(text: str) -> str:
     for header in sorted(path for path in folder.glob("*.*") if "_" not in path.name):
         texts = [path.read_text() for path in (header, *folder.glob(f"{header.stem}_*"))]  # parts of it
         if any(map(definition.search, texts)):
+            if "opwright" not in unknown[0] and header.name in _included_by("\n".join(request.texts.values())):
+                return f"write `opwright::{name}`"
             return f"`#include <opwright/{header.name}>` has `opwright::{name}`"
     return ""
 
 
-def _enum_hint(request: Request, text: str) -> str:
-    """Returns the names that a choice has in a kernel, where the error is about one that there is not."""
+def _included_by(text: str) -> set[str]:
+    """Returns the headers of Opwright that a source has: those that it includes, and `kernel.h`, with theirs."""
+    found, waiting = set[str](), {"kernel.h"} | _headers_in(text)
+    while waiting:
+        header = waiting.pop()
+        found.add(header)
+        waiting |= _headers_in((NATIVE / "include" / "opwright" / header).read_text()) - found
+    return found
+
+
+def _headers_in(text: str) -> set[str]:
+    named = re.findall(r"^#include [<\"]opwright/([\w./]+)[>\"]", text, re.MULTILINE)
+    return {name for name in named if (NATIVE / "include" / "opwright" / name).is_file()}
+
+
+def _enum_hint(request: Request, text: str, at: tuple[str, int]) -> str:
+    """Returns the names that a choice has in a kernel, where the error is about one that there is not, or a string."""
     enums = enums_of(request.unit)
+    if _STRING.search(text):
+        parameters = (p for d in request.unit for p in d.contract.parameters if p.kind == "choice")
+        used = next((p for p in parameters if re.search(rf"['‘]{enum_name(p.name)}['’]", text)), None)
+        line = next((line for line in _excerpt(request, *at) if line.startswith(">")), "")
+        choice = next((c for c in used.choices if f'"{c}"' in line), used.choices[0]) if used else ""
+        return f"`{used.name}` is an enum: `{enum_name(used.name)}::{enumerator(choice)}`" if used else ""
     if wrong := _UNDECLARED.search(text):
         name = next(iter(difflib.get_close_matches(wrong[1], enums, 1)), "")
     else:

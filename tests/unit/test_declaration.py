@@ -337,6 +337,14 @@ def test_names_that_no_argument_can_have(name: str, hint: str) -> None:
     assert caught.value.hint == hint
 
 
+def test_the_hint_for_a_taken_name_is_another_one() -> None:
+    """In the namespace `my_ops` it was the taken one."""
+    torch.library.define("my_ops::taken_before", "(Tensor x) -> Tensor")
+    with pytest.raises(errors.NameTakenError) as caught:
+        operator("my_ops::taken_before")(lambda_reference)
+    assert caught.value.hint == '`@operator("my_ops_2::taken_before")`'
+
+
 def test_the_namespaces_that_pytorch_uses_are_refused(snapshot: SnapshotAssertion) -> None:
     """`aten::foo` was accepted, as there is no such operator."""
     with pytest.raises(errors.NameTakenError) as caught:

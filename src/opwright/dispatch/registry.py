@@ -53,7 +53,7 @@ def check_free(declaration: Declaration) -> Operator | None:
             declaration.name,
             "PyTorch already has an operator of this name",
             rows=[("name", name)],
-            hint=f'`@operator("my_ops::{declaration.name}")`',
+            hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
     return None
 

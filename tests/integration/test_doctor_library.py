@@ -21,6 +21,7 @@ from opwright.build.elf import read_library
 from opwright.build.fatbin import DeviceCode
 from opwright.doctor import installed_torch, loader
 from opwright.doctor.library import LibraryReport, examine
+from opwright.package import shims
 
 pytestmark = pytest.mark.compiler
 TORCH = Path(torch.__file__).parent
@@ -94,10 +95,22 @@ def test_the_installed_torch_is_read_without_importing_it() -> None:
     found = installed_torch.find_torch()
     assert (found.version, found.cuda or None) == (str(torch.__version__), torch.version.cuda)
     assert found.has_cxx11_abi == torch._C._GLIBCXX_USE_CXX11_ABI
-    if found.first_version_of_shims and found.number >= (2, 13):
-        # From PyTorch's own table, csrc/stable/c/shim_function_versions.txt.
-        assert found.first_version_of_shims["torch_library_set_python_module"] == (2, 13)
-        assert found.first_version_of_shims["torch_dtype_float8_e8m0fnu"] == (2, 11)
+
+
+def test_the_versions_of_shims_are_those_of_torchs_headers() -> None:
+    """What the guards around functions say, the table says too."""
+    told: dict[str, tuple[int, int]] = {}
+    for name in ("csrc/stable/c/shim.h", "csrc/inductor/aoti_torch/c/shim.h"):
+        path, version = TORCH / "include" / "torch" / name, (0, 0)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            if begins := re.match(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)", line):
+                version = (int(begins[1]), int(begins[2]))
+            elif re.match(r"#endif.*TORCH_FEATURE_VERSION", line):
+                version = (0, 0)
+            for function in re.findall(r"\b((?:aoti_)?torch_\w+)\(", line):
+                told.setdefault(function, version)
+    told = {name: version for name, version in told.items() if version > (0, 0)}
+    assert {name: shims._VERSIONS.get(name) for name in told} == told
 
 
 # --- symbols ---------------------------------------------------------------------------------------------
@@ -164,8 +177,7 @@ def test_weak_symbols_and_those_of_python_are_not_missing(build) -> None:
 
 
 def test_the_stable_shims_tell_the_oldest_torch(build) -> None:
-    if installed_torch.find_torch().number < (2, 13):
-        pytest.skip("the headers of an older torch do not name the shims of 2.13")
+    """A function that the library can do without, as a weak symbol, counts for nothing."""
     flags = [f"-L{TORCH}/lib", "-ltorch_cpu"]
     old = build("old.so", "void use(void) { torch_dtype_float8_e8m0fnu(); }", *flags)
     new = build(
@@ -173,6 +185,13 @@ def test_the_stable_shims_tell_the_oldest_torch(build) -> None:
         "void use(void) { torch_dtype_float8_e8m0fnu(); torch_library_set_python_module(); }",
         *flags,
     )
+    weak = build(
+        "weak.so",
+        "__attribute__((weak)) void torch_library_set_python_module();"
+        "void use(void) { torch_dtype_float8_e8m0fnu(); torch_library_set_python_module(); }",
+        *flags,
+    )
+    assert "torch >= 2.11: 2 stable" in finding_of(examine(weak), "torch", "ok").detail
     assert "torch >= 2.11: 1 stable" in finding_of(examine(old), "torch", "ok").detail
     assert "torch >= 2.13: 2 stable" in finding_of(examine(new), "torch", "ok").detail
 

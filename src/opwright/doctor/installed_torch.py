@@ -12,8 +12,6 @@ from pathlib import Path
 from opwright.build.elf import SharedLibrary, read_library
 from opwright.errors import LoadError
 
-_SHIMS = ("csrc/stable/c/shim.h", "csrc/inductor/aoti_torch/c/shim.h")
-
 
 @dataclass(frozen=True)
 class InstalledTorch:
@@ -51,23 +49,6 @@ class InstalledTorch:
             return read_library(self.libraries / "libtorch_python.so")
         except LoadError:
             return None
-
-    @cached_property
-    def first_version_of_shims(self) -> dict[str, tuple[int, int]]:
-        """By C shim function, the torch that had it first, as its headers say."""
-        found = {}
-        for name in _SHIMS:
-            path = self.folder / "include" / "torch" / name
-            version = (0, 0)
-            for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-                begins = re.match(r"#if TORCH_FEATURE_VERSION >= TORCH_VERSION_(\d+)_(\d+)", line)
-                if begins:
-                    version = (int(begins[1]), int(begins[2]))
-                elif re.match(r"#endif.*TORCH_FEATURE_VERSION", line):
-                    version = (0, 0)
-                for function in re.findall(r"\b((?:aoti_)?torch_\w+)\(", line):
-                    found.setdefault(function, version)
-        return found
 
 
 def find_torch() -> InstalledTorch | None:

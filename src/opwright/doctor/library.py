@@ -20,6 +20,7 @@ from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import build_for, exact_build_for
 from opwright.doctor.library_here import LibraryHere
 from opwright.errors import LoadError
+from opwright.package.shims import minimum_torch
 
 _SHOWN = 3  # symbols of one cause
 _LONGEST = 90  # characters of a symbol that are shown
@@ -177,9 +178,8 @@ class _Examination(LibraryHere):
             if not same:
                 return Finding("torch", "warn", f"{detail}; this is {torch.version}, which has them all", hint)
             return Finding("torch", "ok", f"{detail}; torch {torch.version} has them all")
-        first = torch.first_version_of_shims
-        floor = max((first.get(name, (0, 0)) for name in library.stable_torch_symbols), default=(0, 0))
-        since = f"for torch >= {floor[0]}.{floor[1]}: " if floor > (0, 0) else ""
+        floor = minimum_torch(library)
+        since = f"for torch >= {floor[0]}.{floor[1]}: " if floor else ""
         detail = f"{since}{stable} stable C shims, no unstable symbol"
         if any(name in self.missing for name in library.stable_torch_symbols):
             detail = f"for a newer torch than {torch.version}, which lacks some of its {stable} stable C shims"

@@ -117,7 +117,7 @@ def _check_library(audit: Audit, name: str, library: SharedLibrary, abi: str, pl
             f"{name}: takes {library.unstable_torch_symbols[0]} from torch, which changes with every version"
         )
     elif library.stable_torch_symbols:
-        least = minimum_torch(s.name for s in library.undefined if not s.is_weak)
+        least = minimum_torch(library)
         since = f", available from torch {least[0]}.{least[1]} on" if least else ""
         torch = f"its stable ABI ({plural(len(library.stable_torch_symbols), 'function')}){since}"
     audit.facts.append((name, f"{library.size_bytes / 1e6:.2f} MB, {library.machine}"))

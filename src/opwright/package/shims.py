@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from opwright.build.elf import SharedLibrary
 
 _SINCE = {
     (2, 10): """
@@ -11,7 +11,7 @@ _SINCE = {
         torch_get_cuda_stream_from_pool torch_get_current_cuda_blas_handle torch_get_mutable_data_ptr
         torch_get_num_threads torch_get_thread_idx torch_library_impl torch_list_get_item torch_list_push_back
         torch_list_set_item torch_list_size torch_new_list_reserve_size torch_new_string_handle
-        torch_parallel_for torch_parse_device_string torch_set_current_cuda_stream torch_string_c_str
+        torch_parallel_for torch_parse_device_string torch_set_current_cuda_stream torch_set_requires_grad torch_string_c_str
         torch_string_length
     """,
     (2, 11): """
@@ -42,6 +42,10 @@ _SINCE = {
 _VERSIONS = {name: version for version, names in _SINCE.items() for name in names.split()}
 
 
-def minimum_torch(functions: Iterable[str]) -> tuple[int, int] | None:
-    """Returns the first torch that has all of these functions; None if they are older than the oldest guard."""
-    return max((_VERSIONS[name] for name in functions if name in _VERSIONS), default=None)
+def minimum_torch(library: SharedLibrary) -> tuple[int, int] | None:
+    """Returns the first torch that has all that a library needs of it; None if that is older than the oldest guard.
+
+    A library runs without its weak symbols.
+    """
+    needed = (s.name for s in library.undefined if not s.is_weak)
+    return max((_VERSIONS[name] for name in needed if name in _VERSIONS), default=None)

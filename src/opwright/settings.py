@@ -20,9 +20,32 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
-from opwright.errors import SettingError
+from opwright.errors import NoCompilerError, SettingError
+
+_flags: dict[str, str] = {}  # that gave settings, by variable
+
+
+def give(flag: str, value: str) -> None:
+    """Sets what a flag is the twin of; an error about it then names the flag."""
+    name = f"OPWRIGHT_{flag.removeprefix('--').replace('-', '_').upper()}"
+    os.environ[name], _flags[name] = value, flag
+
+
+def named(name: str) -> str:
+    """Returns what the user typed for a setting: its flag, or its variable."""
+    return _flags.get(name, name)
+
+
+def check() -> None:
+    """Refuses wrong values of settings, even if nothing is to be built."""
+    architectures()
+    jobs()
+    without()
+    if "OPWRIGHT_CXX" in _flags:  # the variable may stand in the way of verbs that need no compiler
+        cxx()
 
 
 def cache_dir() -> Path:
@@ -40,8 +63,17 @@ def store_dir() -> Path:
 
 
 def cxx() -> str | None:
-    """Returns the compiler that the user named, if any."""
-    return os.environ.get("OPWRIGHT_CXX") or None
+    """Returns the compiler that the user named, if any.
+
+    Raises:
+        NoCompilerError: it is not there.
+    """
+    text = os.environ.get("OPWRIGHT_CXX") or None
+    if text and not shutil.which(text):
+        subject = named("OPWRIGHT_CXX")
+        hint = "unset OPWRIGHT_CXX" if subject == "OPWRIGHT_CXX" else f"`{subject}=g++`"
+        raise NoCompilerError(subject, "this compiler does not exist", rows=[("got", text)], hint=hint)
+    return text
 
 
 def cxxflags() -> tuple[str, ...]:
@@ -61,7 +93,8 @@ def jobs() -> int:
             return int(of_torch)
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if not text.isdigit() or int(text) < 1:
-        raise SettingError("OPWRIGHT_JOBS", "must be a positive number", rows=[("got", repr(text))])
+        subject = named("OPWRIGHT_JOBS")
+        raise SettingError(subject, "must be a positive number", rows=[("got", repr(text))], hint=f"`{subject}=2`")
     return int(text)
 
 
@@ -72,11 +105,12 @@ def architectures() -> tuple[str, ...]:
     for word in re.split(r"[,;\s]+", text.strip()):
         found = re.fullmatch(r"(?:sm_|compute_)?(\d+)(?:\.(\d))?([af]?)(?:\+PTX)?", word, re.IGNORECASE)
         if word and not found:
+            subject = named("OPWRIGHT_ARCH")
             raise SettingError(
-                "OPWRIGHT_ARCH",
+                subject,
                 "must be a list of GPU architectures",
                 rows=[("got", repr(word))],
-                hint="`OPWRIGHT_ARCH=90` or `OPWRIGHT_ARCH=80,90a`; `nvcc --list-gpu-arch` lists what there is",
+                hint=f"`{subject}=90` or `{subject}=80,90a`; `nvcc --list-gpu-arch` lists what there is",
             )
         if found:
             names.append(f"{found[1]}{found[2] or ''}{found[3].lower()}")
@@ -173,7 +207,7 @@ def without() -> tuple[str, ...]:
         if name not in _OMISSIBLE:
             raise SettingError(
                 "OPWRIGHT_WITHOUT",
-                "names something that is always there",
+                "unknown value",
                 rows=[("got", repr(name)), ("expected", " | ".join(map(repr, _OMISSIBLE)))],
             )
     return names

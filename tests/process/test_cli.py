@@ -281,7 +281,7 @@ def test_a_compiler_that_does_not_exist_is_an_error_alone(command, tmp_path: Pat
     (tmp_path / "task.py").write_text(TASK + CANDIDATE)
     done = command(*line.split(), "--cxx", "g++-99", OPWRIGHT_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: `OPWRIGHT_CXX`: this compiler does not exist   [OPW201]")
+    assert done.stderr.startswith("error: `--cxx`: this compiler does not exist   [OPW201]")
     assert "Warning" not in done.stderr
 
 
@@ -420,8 +420,22 @@ def test_doctor(command) -> None:
 
 @pytest.mark.compiler
 def test_bad_settings(command, tmp_path: Path) -> None:
-    fresh = str(tmp_path / "fresh")
-    assert "OPW303" in command("build", "good.py", OPWRIGHT_JOBS="many", OPWRIGHT_CACHE_DIR=fresh).stderr
+    """What is wrong is named as it was given, also where nothing is built."""
+    for flags, name, value, hint in (
+        ("", "OPWRIGHT_JOBS", "many", "`OPWRIGHT_JOBS=2`"),
+        ("", "OPWRIGHT_WITHOUT", "nonsense", "'compile_commands' | 'pch'"),
+        ("", "OPWRIGHT_ARCH", "9x", "`OPWRIGHT_ARCH=90`"),
+        ("--jobs 0", "--jobs", "0", "`--jobs=2`"),
+        ("--jobs=-3", "--jobs", "-3", "`--jobs=2`"),
+        ("--arch 9x", "--arch", "9x", "`--arch=90` or `--arch=80,90a`"),
+    ):
+        env = {} if flags else {name: value}
+        done = command("inspect", "good.py", *flags.split(), **env)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: `{name}`: ")
+        assert "OPW303" in done.stderr
+        assert f"got       '{value}'" in done.stderr or f"got  '{value}'" in done.stderr
+        assert hint in done.stderr
     assert command("build", "good.py", "--cxx", "/no/such/compiler").returncode == 2
     assert command("frobnicate").returncode == 2
 

@@ -7,6 +7,17 @@ import os
 import pytest
 
 from opwright import settings
+from opwright.dispatch import kernels
+from opwright.errors import NoCompilerError
+
+
+def test_the_warning_without_a_compiler_names_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPWRIGHT_CXX", "c++-of-nobody")
+    monkeypatch.setattr(kernels, "_warned", set())
+    with pytest.raises(NoCompilerError) as caught:
+        settings.cxx()
+    with pytest.warns(RuntimeWarning, match=r"^OPWRIGHT_CXX: no C\+\+ compiler was found \(c\+\+-of-nobody\), so"):
+        kernels._warn_once("cpu", caught.value)
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,6 @@ def find_compiler(identities: Path) -> Compiler | None:
         found = shutil.which(candidate)
         if found:
             return Compiler(found, identify(found, identities))
-    if named:
-        raise NoCompilerError(
-            "OPWRIGHT_CXX", "this compiler does not exist", rows=[("got", named)], hint="unset OPWRIGHT_CXX"
-        )
     return None
 
 

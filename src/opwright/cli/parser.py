@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from opwright import __version__
+from opwright import __version__, settings
 from opwright.cli.overview import FLAGS, SUMMARY, VERBS
 
 app = App(name="opwright", help=SUMMARY, version=__version__, help_formatter="plain", help_format="plaintext")
@@ -28,12 +27,15 @@ def launch(
 ) -> int:
     """Turns the options into the settings that they are twins of, and runs the verb."""
     given = {
-        "OPWRIGHT_CACHE_DIR": cache_dir,
-        "OPWRIGHT_CXX": cxx,
-        "OPWRIGHT_CXXFLAGS": cxxflags,
-        "OPWRIGHT_ARCH": arch,
-        "OPWRIGHT_JOBS": jobs,
-        "OPWRIGHT_REQUIRE_KERNELS": "1" if require_kernels else None,
+        "--cache-dir": cache_dir,
+        "--cxx": cxx,
+        "--cxxflags": cxxflags,
+        "--arch": arch,
+        "--jobs": jobs,
+        "--require-kernels": "1" if require_kernels else None,
     }
-    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    for flag, value in given.items():
+        if value is not None:
+            settings.give(flag, str(value))
+    settings.check()
     return app(tokens, exit_on_error=False, print_error=False, result_action="return_value") or 0

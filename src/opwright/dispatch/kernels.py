@@ -198,8 +198,9 @@ def _warn_once(device: str, error: NoCompilerError) -> None:
         return
     _warned.add(device)
     caller = _find_caller()
+    named = "".join(f" ({row[1]})" for row in error.rows if row[0] == "got")
     warnings.warn_explicit(
-        f"{error.subject}: no {error.missing} was found, so operators run their PyTorch reference, "
+        f"{error.subject}: no {error.missing} was found{named}, so operators run their PyTorch reference, "
         f"slower. hint: {error.hint}",
         RuntimeWarning,
         caller.f_code.co_filename,

@@ -342,6 +342,15 @@ def test_a_file_that_is_no_library(tmp_path: Path, content: bytes, says: str) ->
     assert "`" in found.hint
 
 
+def test_a_file_of_python_is_no_library(tmp_path: Path) -> None:
+    """The hint was to install it again."""
+    path = tmp_path / "op.py"
+    path.write_text("import torch\n")
+    (found,) = examine(path).findings
+    assert (found.state, found.detail) == ("wrong", "is a file of Python, not a shared library")
+    assert found.hint.startswith(f"`opwright inspect {path}`")
+
+
 def test_a_file_that_was_cut_off_is_of_another_machine_or_not_linked(build) -> None:
     whole = build("op.so", "int x;").read_bytes()
     path = build("op.so", "int x;")

@@ -148,6 +148,7 @@ def test_the_usage_names_optional_arguments(command, verb: str, usage: str) -> N
         ("report", "error: `opwright report` needs RECORDS\n\nhint: for example `opwright report reports`\n"),
         ("verify x --nope", "error: unknown option: --nope\n\nhint: `opwright verify --help` lists the options\n"),
         ("cache size x", "error: `opwright cache size` does not take `x`\n\nhint: `opwright cache size --help`"),
+        ("pack build m.json", "error: `opwright pack build` needs --out\n\nhint: for example `opwright pack build "),
         ("verify x --cxxflags", "error: parameter --cxxflags requires an argument\n\nhint: "),
         ("nope", 'error: unknown command "nope"\n\nhint: `opwright --help` lists the commands\n'),
     ],
@@ -180,6 +181,7 @@ def test_list_and_inspect(command, snapshot: SnapshotAssertion) -> None:
     assert "template <typename T> void thrice(View<const T, 1> x, View<T, 1> output)" in inspected
     assert "opwright_register" in command("inspect", "good.py", "--glue").stdout
     assert "OPWRIGHT_ENTRY_thrice" in command("inspect", "good.py", "--header").stdout
+    assert command("inspect", "opwright_ops.softmax::softmax").stdout.count("triton.py") == 1
 
 
 @pytest.mark.compiler

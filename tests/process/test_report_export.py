@@ -188,11 +188,19 @@ def test_the_page_lists_newer_and_damaged_records_as_skipped(tmp_path) -> None:
     done = run_report(tmp_path, ".")
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if line.startswith("skipped: ")]
-    assert told[0].startswith("skipped: damaged.json: Expecting ")
+    assert told[0].startswith("skipped: damaged.json: it is not a record, which is JSON: Expecting ")
     assert told[1] == "skipped: newer.json: it has version 99, and this Opwright reads up to 2"
     page = (tmp_path / "opwright-report.html").read_text()
     assert "2 files are not in this report, as no record could be read from them" in page
     assert f"<li>{html.escape(told[1].removeprefix('skipped: '))}</li>" in page
+
+
+def test_an_operator_is_not_a_record(tmp_path) -> None:
+    (tmp_path / "op.py").write_text("import torch\n")
+    refused = run_report(tmp_path, "op.py")
+    assert refused.returncode == 5
+    assert refused.stderr.startswith("skipped: op.py: it is not a record, which is JSON: ")
+    assert refused.stderr.endswith("hint: `opwright verify op.py --out reports`\n")
 
 
 def test_records_in_folders_below_are_pointed_at(tmp_path) -> None:

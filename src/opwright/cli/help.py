@@ -72,11 +72,17 @@ def usage_error(error: CycloptsError) -> str:
     hint = f"`{command} --help` lists the {'options' if error.command_chain else 'commands'}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         text = f"`{command}` does not take `{error.unused_tokens[0]}`"
-    if isinstance(error, MissingArgumentError) and error.argument is not None and error.argument.index is not None:
-        text = f"`{command}` needs {error.argument.name.removeprefix('--').upper()}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None and not _is_given(error):
+        name, is_positional = error.argument.name, error.argument.index is not None
+        text = f"`{command}` needs {name.removeprefix('--').upper() if is_positional else name}"
         examples = [e for group in _EXAMPLES.values() for e in group if e.startswith(f"{command} ")]
         hint = f"for example `{examples[0]}`" if examples else hint
     return f"{text[:1].lower()}{text[1:]}\n\nhint: {hint}"
+
+
+def _is_given(error: MissingArgumentError) -> bool:
+    """Returns whether an option was given, without its value."""
+    return error.argument is not None and error.argument.name in (error.root_input_tokens or ())
 
 
 class _Formatter:

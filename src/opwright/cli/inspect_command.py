@@ -9,6 +9,7 @@ from opwright.cli.console import print_json, print_rows
 from opwright.cli.help import make_app
 
 if TYPE_CHECKING:  # a module with torch is imported where it is used
+    from opwright.contract.declaration import Declaration
     from opwright.contract.sources import Source
 
 inspect_app = make_app("inspect")
@@ -55,7 +56,7 @@ def inspect_operators(
                 "schema": schema_of(contract, declaration.name),
                 **({"out schema": out_schema_of(contract, declaration.name)} if contract.outputs else {}),
                 "kernel": kernel_signature(declaration, backend),
-                "kernels": {b: s.origin for b, s in declaration.sources.items()},
+                "kernels": {b: s.origin for b, s in _sources(declaration).items()},
                 "backward": operator.gradient.describe(),
                 "autocast": declaration.autocast or "none",
                 **({} if declaration.deterministic else {"deterministic": "no: last bits vary from call to call"}),
@@ -73,7 +74,9 @@ def inspect_operators(
             print()
         rows = [(key, value) for key, value in fact.items() if isinstance(value, str)]
         told = {
-            "kernels": [_tell_kernel(operator.declaration.name, *each) for each in operator.declaration.sources.items()]
+            "kernels": [
+                _tell_kernel(operator.declaration.name, *each) for each in _sources(operator.declaration).items()
+            ]
             or [f"none; {tell_where(operator.declaration.file)}"],
             "arguments": [f"{name}: {type_}" for name, type_ in fact["arguments"].items()],
             "outputs": [f"{name}: {type_}" for name, type_ in fact["outputs"].items()],
@@ -82,6 +85,11 @@ def inspect_operators(
             rows += [(key if not j else "", line) for j, line in enumerate(lines)]
         print_rows(rows)
     return 0
+
+
+def _sources(declaration: Declaration) -> dict[str, Source]:
+    """Returns the sources of an operator's kernels, each once: one in Triton stands under its type of device too."""
+    return {b: s for b, s in declaration.sources.items() if b == s.backend or s.backend not in declaration.sources}
 
 
 def _tell_kernel(name: str, backend: str, source: Source) -> str:

@@ -47,7 +47,8 @@ def report(
             say(f"skipped: {skipped[-1]}")
     if not found:
         deeper = next((path for path in records if path.is_dir() and any(path.glob("*/*.json"))), None)
-        hint = f"opwright report {deeper}/*" if deeper else "opwright verify TARGET --out reports"
+        target = next((path for path in records if path.suffix == ".py"), "TARGET")
+        hint = f"opwright report {deeper}/*" if deeper else f"opwright verify {target} --out reports"
         say(f"error: there are no records to show\n\nhint: `{hint}`")
         return 5
     say(verdict(found))

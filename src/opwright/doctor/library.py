@@ -58,7 +58,10 @@ def examine(path: Path) -> LibraryReport:
         library = read_library(path)
     except LoadError as error:
         state = "wrong" if path.is_file() else "missing"
-        return LibraryReport([Finding("file", state, error.rule, error.hint)], {"path": str(path)})
+        is_python = path.suffix == ".py" and path.is_file()
+        rule = "is a file of Python, not a shared library" if is_python else error.rule
+        hint = f"`opwright inspect {path}`; `opwright doctor` without a file examines this machine"
+        return LibraryReport([Finding("file", state, rule, hint if is_python else error.hint)], {"path": str(path)})
     examination = _Examination(library)
     if examination.file().state != "ok":
         return LibraryReport([examination.file()], examination.facts())

@@ -110,7 +110,9 @@ def read(path: Path) -> Record:
             json.dumps(content, ensure_ascii=False).encode()
         return decoded(content)
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(str(path), "this record cannot be read", rows=[("reason", str(error))]) from None
+        is_json = not isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+        reason = str(error) if is_json else f"it is not a record, which is JSON: {error}"
+        raise RecordError(str(path), "this record cannot be read", rows=[("reason", reason)]) from None
 
 
 def _finite(text: str) -> float:

@@ -37,7 +37,7 @@ def record(*command: str, output: Out = Path("manifest.json")) -> int:
     if found.skipped:
         say(f"skipped {plural(found.skipped, 'line')} of the record that cannot be read")
     if not found.seen:
-        say("hint: nothing was recorded: kernels are that opwright/triton.h launches, and only at their first launch")
+        say("hint: nothing was recorded: only kernels launched through opwright/triton.h are, each at its first launch")
     total = plural(len(found.manifest.entries), "kernel key")
     say(f"Recorded {plural(found.seen, 'kernel key')}, {found.added} of them new; {output} has {total}")
     return found.status

@@ -149,6 +149,8 @@ def wrong(ns):
       if (how == 3) x.data<int64_t>();
       if (how == 4) Tensor().size(0);
       if (how == 5) x.transpose(0, 2);
+      if (how == 6) x.size(7);
+      if (how == 7) x.stride(-1);
       call("aten::copy_", borrow(output), x, false);
     }
     OPWRIGHT_KERNEL(wrong, float)""")  # fmt: skip
@@ -166,7 +168,9 @@ def wrong(ns):
         (2, "undefined"),
         (3, "another dtype"),
         (4, "undefined"),
-        (5, "transpose"),
+        (5, "no such dimension"),
+        (6, "no such dimension"),
+        (7, "no such dimension"),
     ],
 )
 def test_what_fails_says_what(wrong, entries, how, text):

@@ -74,8 +74,8 @@ class Tensor {
 
   bool defined() const { return handle_ != nullptr; }
   int dim() const { return static_cast<int>(read(aoti_torch_get_dim)); }
-  int64_t size(int d) const { return read(aoti_torch_get_sizes)[d]; }
-  int64_t stride(int d) const { return read(aoti_torch_get_strides)[d]; }
+  int64_t size(int d) const { return read(aoti_torch_get_sizes)[checked(d)]; }
+  int64_t stride(int d) const { return read(aoti_torch_get_strides)[checked(d)]; }
   int64_t numel() const {
     const int64_t* sizes = read(aoti_torch_get_sizes);
     int64_t count = 1;
@@ -90,7 +90,8 @@ class Tensor {
     return static_cast<T*>(read(torch_get_mutable_data_ptr));
   }
 
-  // Other sizes and strides over the same memory, `offset` elements further on.
+  // Other sizes and strides over the same memory, `offset` elements further on: as_strided, with an
+  // offset from the first element of this tensor.
   Tensor view(const Ints& sizes, const Ints& strides, int64_t offset = 0) const {
     check(defined() && sizes.size_ == strides.size_, "a view needs a stride for each size");
     void* made;
@@ -102,9 +103,8 @@ class Tensor {
 
   Tensor transpose(int a, int b) const {
     const int rank = dim();
-    check(0 <= a && a < rank && 0 <= b && b < rank, "transpose: no such dimension");
     Ints sizes(read(aoti_torch_get_sizes), rank), strides(read(aoti_torch_get_strides), rank);
-    sizes.data_[a] = size(b), sizes.data_[b] = size(a);
+    sizes.data_[checked(a)] = size(b), sizes.data_[checked(b)] = size(a);
     strides.data_[a] = stride(b), strides.data_[b] = stride(a);
     return view(sizes, strides);
   }
@@ -125,6 +125,10 @@ class Tensor {
   }
 
  private:
+  int checked(int d) const {
+    check(0 <= d && d < dim(), "a tensor has no such dimension");
+    return d;
+  }
   template <typename R>
   R read(int32_t (*get)(void*, R*)) const {
     R result{};
@@ -254,9 +258,10 @@ struct Results<std::tuple<Rs...>> {
 
 // Calls an operator of PyTorch by its name and overload, such as "aten::mm" or "aten::mm.out". All
 // arguments of its schema are given, defaults too, in order and of these types: Tensor, bool,
-// int64_t, double, Ints, std::initializer_list<Tensor>{a, b}, optional(value) and none. Result is
-// what the schema returns: Tensor, int64_t, double, bool, void, or a std::tuple. Arguments of type
-// Scalar cannot be passed, but to aten::addmm.out and aten::baddbmm.out (as double). Raises Error
+// int64_t, double, Ints, std::initializer_list<Tensor>{a, b}, optional(value) and none; an optional
+// list of numbers is optional(Ints{0}). Result is what the schema returns: Tensor, int64_t, double,
+// bool, void, or a std::tuple. Of the operators with an argument of type Scalar only
+// aten::addmm.out and aten::baddbmm.out can be called, which take a double for it. Raises Error
 // with the operator's name and PyTorch's words.
 //
 // Above at::mm_out, which takes 0.44 us for matrices of 8 x 8, call("aten::mm.out") takes 0.27 us;

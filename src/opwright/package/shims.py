@@ -11,8 +11,8 @@ _SINCE = {
         torch_get_cuda_stream_from_pool torch_get_current_cuda_blas_handle torch_get_mutable_data_ptr
         torch_get_num_threads torch_get_thread_idx torch_library_impl torch_list_get_item torch_list_push_back
         torch_list_set_item torch_list_size torch_new_list_reserve_size torch_new_string_handle
-        torch_parallel_for torch_parse_device_string torch_set_current_cuda_stream torch_set_requires_grad torch_string_c_str
-        torch_string_length
+        torch_parallel_for torch_parse_device_string torch_set_current_cuda_stream torch_set_requires_grad
+        torch_string_c_str torch_string_length
     """,
     (2, 11): """
         torch_dtype_float4_e2m1fn_x2 torch_dtype_float8_e8m0fnu torch_from_blob

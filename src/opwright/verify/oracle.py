@@ -108,7 +108,7 @@ class Expected:
         return replace(self, allowance=allowance, is_narrow=False, is_unsettled=is_unsettled)
 
     def is_unstable(self, share: float) -> bool:
-        """Whether the reference is chaotic: in this share of the elements, more runs of it leave the whole allowance."""
+        """Whether more runs of the reference leave the allowance in this share of the elements, as chaotic ones do."""
         allowed = self.after().allowance
         if float((_CHAOS * allowed > self.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()).double().mean()) < share:
             return False  # most are: 64 runs take time

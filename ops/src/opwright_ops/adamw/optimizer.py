@@ -25,8 +25,9 @@ class AdamW(Optimizer):
 
     There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
     tensors. `foreach`, `fused` and `differentiable` are not accepted, nor in a group of parameters. A `state_dict` of
-    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect. Parameters may be
-    distributed tensors, as those of FSDP2: each rank takes the step for its part.
+    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect.
+
+    Parameters may be distributed tensors, as those of FSDP2: each rank takes the step for its part.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as for torch.optim.AdamW; `lr` may be a tensor.

@@ -288,7 +288,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
 
 
 def _beyond(target: Target, parameter: Parameter, high: int) -> list[int]:
-    """Returns integers for an option above what small inputs take: the ends of its domain, and beside what the source names."""
+    """Returns integers for an option that small inputs refuse: ends of its domain, and beside what the source names."""
     source = target.operator.declaration.sources.get(target.device.type)
     named = [size + 1 for size in _sizes_in(source, tried=())] if source else []
     values = dict.fromkeys((*_LARGER_INTEGERS, *_ends_of(parameter), *named))

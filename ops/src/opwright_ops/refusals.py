@@ -22,6 +22,13 @@ def refuse(
     raise kind("\n\n".join(part for part in (f"`{subject}`: `{what}` {rule}", body, hint and f"hint: {hint}") if part))
 
 
+def require_tensors(subject: str, **given: Any) -> None:
+    """Raises TypeError for the first of these arguments that is not a tensor."""
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            refuse(TypeError, name, "must be a tensor", ("got", shown(value)), subject=subject)
+
+
 def shown(value: Any) -> str:
     """Returns a tensor as `f32[5, 2, 3] cpu`, anything else as its type and value."""
     if isinstance(value, Tensor):

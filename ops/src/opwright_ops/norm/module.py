@@ -14,7 +14,12 @@ from opwright_ops.tensors import is_autocast_on
 
 def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
     """Returns whether the operators take an input; PyTorch computes, or refuses, what they do not."""
-    if input.is_nested or input.layout != torch.strided or not input.is_floating_point():
+    if (
+        not isinstance(input, Tensor)
+        or input.is_nested
+        or input.layout != torch.strided
+        or not input.is_floating_point()
+    ):
         return False
     dims = len(module.normalized_shape)
     if tuple(input.shape[-dims:]) != tuple(module.normalized_shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opwright_ops.refusals import refuse, shown
+from opwright_ops.refusals import refuse, require_tensors, shown
 from opwright_ops.rope.op import rotate, rotate_, rotate_float64_tables, rotate_float64_tables_
 
 
@@ -63,6 +63,7 @@ def rope_(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool =
 
 def _prepare(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the tables with the batch axes of `q`, in float32 if they are in 16 bits."""
+    require_tensors(name, q=q, k=k, cos=cos, sin=sin)
     if cos.dtype != sin.dtype:
         refuse(TypeError, "sin", "must have the type of `cos`", ("cos", shown(cos)), ("sin", shown(sin)), subject=name)
     _check_ranks(name, q, cos)

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from opwright_ops.refusals import refuse, shown
+from opwright_ops.refusals import refuse, require_tensors, shown
 from opwright_ops.tensors import is_autocast_on
 from opwright_ops.transducer.loss import (
     Reduction,
@@ -98,6 +98,7 @@ def transducer_loss_fused(
             )
             refuse(TypeError, name, "must not be a DTensor", ("got", shown(value)), subject=_SUBJECT, hint=hint)
     check_targets(_SUBJECT, targets, logit_lengths, target_lengths)
+    require_tensors(_SUBJECT, weight=weight)
     joint_lengths(_SUBJECT, f, g, logit_lengths, target_lengths)
     if weight.ndim != 2 or weight.shape[1] != f.shape[2] or (bias is not None and bias.shape != weight.shape[:1]):
         rows = ("f", shown(f)), ("weight", shown(weight)), ("bias", shown(bias))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from opwright_ops.refusals import refuse, shown
+from opwright_ops.refusals import refuse, require_tensors, shown
 from opwright_ops.transducer.op import (
     check_lengths,
     transducer_columns,
@@ -72,6 +72,8 @@ def transducer_loss(
         Graves, arXiv:1211.3711; delay penalty: Kang et al., arXiv:2211.00490; FastEmit: Yu et al.,
         arXiv:2010.11148, eq. 9.
     """
+    lengths = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
+    require_tensors("transducer_loss", logits=logits, targets=targets, **lengths)
     is_single = not packed and logits.ndim == 3
     if is_single:
         logits, targets = logits[None], targets[None]
@@ -138,6 +140,7 @@ def reduce(losses: Tensor, reduction: str, subject: str) -> Tensor:
 def check_targets(subject: str, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor) -> None:
     """Raises an error unless these are integers, and of one batch."""
     given = {"targets": targets, "logit_lengths": logit_lengths, "target_lengths": target_lengths}
+    require_tensors(subject, **given)
     for name, tensor in given.items():
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             refuse(TypeError, name, "must be integers", ("got", shown(tensor)), subject=subject)
@@ -252,6 +255,7 @@ def joint_lengths(
     subject: str, f: Tensor, g: Tensor, logit_lengths: Tensor | None, target_lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Returns the lengths as int64; the whole of `f` and `g` where none are given."""
+    require_tensors(subject, f=f, g=g)
     if f.ndim != 3 or g.ndim != 3 or f.shape[::2] != g.shape[::2] or not g.shape[1]:
         rows = ("f", shown(f)), ("g", shown(g))
         refuse(ValueError, "f", "must be [B, T, H], and `g` [B, U + 1, H]", *rows, subject=subject)

@@ -22,17 +22,22 @@ from typing import Any
 
 from summary import Figure, update, write_raw
 
-# Imports are excluded: everything that the first call would import is imported beforehand.
-PREAMBLE = """
+IMPORTS = """
 import json, sys, time, timeit
 import torch
 from jaxtyping import Float
 from torch import Tensor
-import filelock
-import opwright.build.compile, opwright.build.load, opwright.build.store
 from opwright import operator
 clock = time.perf_counter
 """
+# Imports are excluded: everything that the first call would import is imported beforehand.
+PREAMBLE = (
+    IMPORTS
+    + """
+import filelock
+import opwright.build.compile, opwright.build.load, opwright.build.store
+"""
+)
 
 D_SIGMOID = '''
 SOURCE = """
@@ -134,10 +139,9 @@ assert is_new
 """
 )
 
-# Load alone: what the first call adds to a warm one, in a new process with a filled store.
-WARM = (
-    PREAMBLE
-    + D_SIGMOID
+# What the first call adds to a warm one, in a new process with a filled store.
+FIRST_CALL = (
+    D_SIGMOID
     + """
 f = declare()
 start = clock()
@@ -149,6 +153,8 @@ f(z)
 print(json.dumps({"seconds": first - (clock() - start)}))
 """
 )
+WARM = PREAMBLE + FIRST_CALL  # the load alone
+FIRST = IMPORTS + FIRST_CALL  # with what it imports, from Python's bytecode
 
 EDIT = (
     PREAMBLE
@@ -218,6 +224,7 @@ def run(code: str, store: str | None = None) -> dict:
     """Runs a program in a fresh process, by default with a fresh store; returns what it prints."""
     with tempfile.TemporaryDirectory() as fresh:
         env = {**os.environ, "OPWRIGHT_CACHE_DIR": store or fresh, "TORCH_EXTENSIONS_DIR": fresh}
+        env |= {"PYTHONPYCACHEPREFIX": f"{store or fresh}/python", "PYTHONDONTWRITEBYTECODE": ""}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     if result.returncode:
@@ -268,6 +275,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as store:
         run(COLD, store)
         rows["warm load, s"], _ = median_of(WARM, 7, store=store)
+        run(FIRST, store)
+        rows["first call, built, new process, s"], _ = median_of(FIRST, 7, store=store)
     rows["edit to new result, s"], _ = median_of(EDIT, 3)
     for name, value in run(CALLS).items():
         rows[f"call, {name}, us"] = value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import os
 import random
 import sys
@@ -60,33 +59,6 @@ def _write_saved_hooks(value: bool) -> None:
 
 
 _LIBC = ctypes.PyDLL(None)
-_ENVIRONMENT = ctypes.POINTER(ctypes.c_void_p).in_dll(_LIBC, "environ")
-_read_before: tuple[list[int | None], dict[bytes, bytes]] = [None], {}
-
-
-def _read_environment() -> dict[bytes, bytes]:
-    """Returns the variables that C sees: `os.environ` knows nothing of its `setenv`."""
-    global _read_before
-    addresses, variables = _read_before
-    if not _ENVIRONMENT:
-        return {}
-    if _ENVIRONMENT[: len(addresses)] != addresses:
-        found = itertools.takewhile(lambda address: address, map(_ENVIRONMENT.__getitem__, itertools.count()))
-        addresses = [*found, None]
-        entries = [ctypes.string_at(address).partition(b"=") for address in addresses[:-1]]
-        variables = {name: value for name, _, value in entries}
-        _read_before = addresses, variables
-    return variables
-
-
-def _write_environment(variables: dict[bytes, bytes]) -> None:
-    found = _read_environment()
-    for name in found.keys() - variables.keys():
-        os.environb.pop(name, None)
-        os.unsetenv(name)
-    for name, value in variables.items():
-        if found.get(name) != value:
-            os.environb[name] = value
 
 
 def _flushes_denormals(smallest: float = 5e-324) -> bool:
@@ -160,7 +132,6 @@ _WATCHED = (
     # Of this process alone.
     _Setting("torch.cuda.current_device()", _of_gpu(torch.cuda.current_device), torch.cuda.set_device),
     _Setting("torch.cuda.current_stream()", _of_gpu(torch.cuda.current_stream), torch.cuda.set_stream),
-    _Setting("the environment", _read_environment, _write_environment),
 )
 
 
@@ -177,11 +148,12 @@ def write_settings(values: list[Any]) -> None:
 
 
 def read_passing_state(device: torch.device) -> dict[str, Any]:
-    """Returns what a call must not change: random numbers, threads, whether gradients are on."""
+    """Returns what a call must not change: random numbers, environment, threads, whether gradients are on."""
     found = {
         "the state of torch's random numbers": torch.get_rng_state().numpy().tobytes(),
         "the state of Python's random numbers": random.getstate(),
         "whether gradients are recorded": torch.is_grad_enabled(),
+        "the environment": dict(os.environ),  # not C's, where libraries set variables of their own
         "the number of threads": threading.active_count(),
     }
     if "numpy" in sys.modules:
@@ -274,15 +246,8 @@ class Guard:
                 now = error.strerror
             if now != was and None not in (now, was):
                 setting.write(was)
-                self.changes.append(_tell_change(setting.name, was, now))
+                self.changes.append(f"{setting.name} was {was} before the call and {now} after it")
         if torch.initial_seed() != seed:  # drawing random numbers is a candidate's right
             now = torch.initial_seed()
-            self.changes.append(_tell_change("the seed of torch's generator", seed, now))
+            self.changes.append(f"the seed of torch's generator was {seed} before the call and {now} after it")
             torch.manual_seed(seed)
-
-
-def _tell_change(name: str, was: Any, now: Any) -> str:
-    if isinstance(was, dict):
-        changed = [os.fsdecode(key) for key in was | now if was.get(key) != now.get(key)]
-        return f"{name} was changed: {', '.join(changed)}"
-    return f"{name} was {was} before the call and {now} after it"

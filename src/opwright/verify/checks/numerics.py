@@ -483,7 +483,7 @@ def _reverse(flat: torch.Tensor) -> torch.Tensor:
 
 
 def global_state(target: Target) -> Iterator[Finding]:
-    """A call leaves random numbers and the threads of the process as they were.
+    """A call leaves random numbers, the environment and the threads of the process as they were.
 
     Settings are compared at every call of every check, by `Guard`.
     """

@@ -208,7 +208,7 @@ def test_names_of_a_choice_are_told(wrong: str, hint: str, tmp_path: Path) -> No
 
 
 def test_warnings_can_be_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry of each kernel had an attribute behind its declaration, of which g++ warns."""
+    """g++ warns of an attribute on a definition whose declaration has none: generated entries had one."""
     monkeypatch.setenv("OPWRIGHT_CXXFLAGS", "-Wall -Wextra -Werror")
     op = operator(f"compile_errors{next(_numbers)}::twice", cpu=GOOD)(twice)
     assert op(torch.ones(3)).tolist() == [2.0] * 3

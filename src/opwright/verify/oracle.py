@@ -39,7 +39,7 @@ _UNITS_OF_LARGEST = 4.0
 # How often the reference is run with its steps rounded. What fewer runs allow, more of them allow too, so a comparison
 # that passes after one needs no other.
 _STOCHASTIC_RUNS, MAX_RUNS = (1, 2, 4, 8), 64
-_CHAOS = 16.0  # of it, the part by which results move at least
+_CHAOS = 16.0  # where a reference is chaotic, its results move by more than the largest result over this
 _TF32_UNIT = 2.0**-11  # half a unit in the last place of TF32, relatively
 # Results of a 16-bit type are rounded to nearest, so they lie above as often as below: the mean distance from the
 # correctly rounded result, in ulp, is at most this and twice PyTorch's own. Cutting instead of rounding gives a half.
@@ -111,7 +111,7 @@ class Expected:
         """Whether more runs of the reference leave the allowance in this share of the elements, as chaotic ones do."""
         allowed = self.after().allowance
         if float((_CHAOS * allowed > self.exact.abs().nan_to_num(0.0, 0.0, 0.0).max()).double().mean()) < share:
-            return False  # most are: 64 runs take time
+            return False  # as almost always, without the time that 64 runs take
         spread, _ = self.refinement.moved(self.output, MAX_RUNS)
         return float((spread > allowed).double().mean()) >= share
 

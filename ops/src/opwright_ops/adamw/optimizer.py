@@ -250,12 +250,13 @@ class AdamW(Optimizer):
             is_read = group["capturable"] and isinstance(lr, Tensor)  # on the device
             take_step = _OPERATORS.get((dtype, group["state_dtype"]), adamw_)
             if any(map(_is_distributed, some)):
-                # Random bits go by a tensor's number: ranks have the same of what they all hold, which comes first.
+                # The random bits of a tensor follow from its number. Replicated parameters need the same number on all
+                # ranks, so they come before sharded ones, whose parts may be empty on some ranks.
                 some.sort(key=_is_sharded)
             lists = self._lists(some, group["amsgrad"])
             # Beside an empty one the reference would compute all of them.
             filled = [i for i, param in enumerate(lists[0]) if param.numel()]
-            first += len(some)
+            start, first = first, first + len(some)
             if not filled:
                 continue
             take_step(
@@ -271,7 +272,7 @@ class AdamW(Optimizer):
                 maximize=group["maximize"],
                 stochastic_rounding=group["stochastic_rounding"],
                 seed=group["seed"],
-                first=first - len(some),
+                first=start,
             )
         return first
 

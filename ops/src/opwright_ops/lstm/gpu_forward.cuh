@@ -174,9 +174,8 @@ __global__ void __launch_bounds__(kThreads)
   using E = compute_t<T>;
   opwright::let_next_start();  // waits for the kernel in front, too
   const Layer<T> layer = plain(given);
-  const unsigned H = static_cast<unsigned>(layer.H), B = static_cast<unsigned>(layer.B),
-                 i = blockIdx.x * kThreads + threadIdx.x, entry = i / (H / N),
-                 unit = i % (H / N) * N;
+  const unsigned H = static_cast<unsigned>(layer.H), B = static_cast<unsigned>(layer.B);
+  const auto [entry, unit] = units_of_thread<N>(H);
   if (entry >= B) return;
   const size_t at = size_t{entry} * H + unit, row = size_t{entry} * 4 * H + unit;
   E z[4][N], c[N], out[N];

@@ -77,6 +77,16 @@ __device__ void write_once(T* to, const compute_t<T> (&from)[N]) {
   __stcs(reinterpret_cast<W*>(to), __builtin_bit_cast(W, opwright::pack_of<T>(from)));
 }
 
+// The first of N adjacent units that a thread of the grid has of an entry; N divides H.
+struct Units {
+  unsigned entry, unit;
+};
+template <int N>
+__device__ Units units_of_thread(unsigned H) {
+  const unsigned i = blockIdx.x * kThreads + threadIdx.x;
+  return {i / (H / N), i % (H / N) * N};
+}
+
 // Whether N elements of each row of a tensor can be read or written at once.
 template <int N, typename T>
 bool has_adjacent(const View<T, 3>& view) {

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from opwright_ops import LSTM, lstm, lstm_tier
+from opwright_ops.lstm.op import lstm_backward
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -116,6 +117,25 @@ def test_steps_one_by_one(T: int, B: int, H: int, dtype: torch.dtype) -> None:
     found = [value.cpu() for value in _results(given, tier="step", **options)]
     allowed = {torch.float64: 1e-12, torch.float32: _EXACT}.get(dtype, _TOLERANCE[torch.bfloat16])
     assert _error(found, true) < allowed
+
+
+@pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
+def test_gates_that_begin_between_two_words(dtype: torch.dtype) -> None:
+    """Steps take two units at once, from gates only if these lie as two units do."""
+    given = _inputs(4, 3, 40, dtype)
+    results = lstm(**given, keep_gates=1, keep_cells=1, tier="step")
+    grads = [torch.randn_like(result) for result in results[:-1]]
+    order = ["input", "h_0", "c_0", "weight_ih", "weight_hh", "bias_ih", "bias_hh"]
+    found = []
+    for gates in (results.gates, _one_element_on(results.gates)):
+        inputs = [*grads, *(given[name] for name in order), *[None] * 9, results.output, gates]
+        found.append(lstm_backward(*inputs, keep_gates=1, keep_cells=1, tier="step"))
+    for aligned, other in zip(*found, strict=True):
+        assert torch.equal(aligned, other)
+
+
+def _one_element_on(values: Tensor) -> Tensor:
+    return torch.empty(values.numel() + 1, dtype=values.dtype, device=values.device)[1:].view_as(values).copy_(values)
 
 
 _VARIANTS = [

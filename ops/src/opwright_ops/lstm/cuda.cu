@@ -421,7 +421,8 @@ void lstm_backward(View<const T, 3> grad_output, View<const T, 2> grad_h_n,
                                  : step_back<T, false, false>;
   const bool is_plain = layer.is_plain() && !is_normalised && !projects && B * H <= kMostPlain;
   constexpr int N = kUnitsOfThread;
-  const bool has_packs = H % N == 0 && has_adjacent<N>(sweep.grad_output);
+  const bool has_packs =
+      H % N == 0 && has_adjacent<N>(sweep.grad_output) && has_adjacent<N>(past.saved);
   const auto plain_kernel = has_packs ? step_back_plain<T, N> : step_back_plain<T, 1>;
   const auto hr = projects ? borrow(weight_hr) : opwright::Tensor();
   const bool is_wide = rounds<T>(precision) && H >= kWide;

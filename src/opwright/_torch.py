@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import _C
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _functorch as functorch
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
@@ -228,6 +229,16 @@ def is_dynamo_imported() -> bool:
 def import_dynamo() -> None:
     """Imports torch._dynamo, which takes a second."""
     importlib.import_module("torch._dynamo")
+
+
+def hide_frames(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps torch.compile from compiling a function, and all that it calls, when it runs between two graphs; returns it.
+
+    Tracing passes through it as before.
+    """
+    skip = _eval_frame._FrameAction.SKIP
+    _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
+    return function
 
 
 def is_of_compiler(error: Exception) -> bool:

@@ -360,3 +360,32 @@ def test_operators_with_sizes_from_the_data(ns, entries):
 
         assert doubled(x)[0].tolist() == [2.0, 6.0]
         assert doubled(x.repeat(3))[1].tolist() == [0, 2, 3, 5, 6, 8]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which Dynamo itself reads
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_graph_that_breaks_at_an_operator_leaves_what_runs_there_uncompiled(ns, entries, needs_gradient):
+    @operator(f"{ns}::kept", data_dependent=["k"])
+    def kept(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+        return x[x > 0]
+
+    for entry in entries(kept):
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph
+
+        @torch.compile(backend=backend)
+        def doubled(x, entry=entry):
+            return entry(x * 2) + 1
+
+        for n in range(3, 20):  # with more sizes than there may be graphs for
+            x = torch.randn(n, requires_grad=needs_gradient)
+            expected = 2 * x[x > 0] + 1
+            found = doubled(x)
+            torch.testing.assert_close(found, expected)
+            if needs_gradient:
+                (gradient,) = torch.autograd.grad(found.sum(), x)
+                assert torch.equal(gradient, 2.0 * (x > 0))
+        assert len(graphs) <= 6  # two of each part, for a first and for any size; a call of the operator is one

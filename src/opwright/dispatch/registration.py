@@ -40,6 +40,7 @@ class _Overload(OpOverload):
     The Python kernel at the Autograd keys, which PyTorch's own way passes, costs 4 us. Tracers see PyTorch's class.
     """
 
+    @_torch.hide_frames
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or "out" in kwargs:
             return _torch.direct_entry(self)(*args, **kwargs)
@@ -49,6 +50,7 @@ class _Overload(OpOverload):
 class _Packet(OpOverloadPacket):
     """`torch.ops.ns.name`, likewise."""
 
+    @_torch.hide_frames
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or (kwargs and not self.opwright_outs.isdisjoint(kwargs)):
             return _torch.direct_entry(self)(*args, **kwargs)
@@ -174,11 +176,11 @@ class Registration:
             twins.define(twin + coded, tags=tags)
             twins.impl(twin, torch.library.fallthrough_kernel, "Autograd")
             twins.impl(twin, torch.library.fallthrough_kernel, "ADInplaceOrView")
-        twins.impl(kernel, lambda *a: self.functions.coded_fallback(*a), "CompositeExplicitAutograd")
-        twins.impl(reference, lambda *a: self.functions.coded_reference(*a), "CompositeExplicitAutograd")
+        self._implement(twins, kernel, "coded_fallback", "CompositeExplicitAutograd")
+        self._implement(twins, reference, "coded_reference", "CompositeExplicitAutograd")
 
         public.define(schema_of(contract, name), tags=tags)
-        public.impl(name, lambda *a, **k: self.functions.fallback(*a, **k), "CompositeExplicitAutograd")
+        self._implement(public, name, "fallback", "CompositeExplicitAutograd")
         # The level is PyTorch's own frame: to find the module of another takes it 2 ms.
         torch.library.register_fake(
             declaration.qualified_name,
@@ -186,21 +188,28 @@ class Registration:
             lib=public,
             _stacklevel=0,
         )
-        public.impl(name, lambda *a, **k: self.functions.autograd(*a, **k), "Autograd", with_keyset=True)
-        public.impl(name, lambda *a, **k: self.functions.vmap(*a, **k), "FuncTorchBatched")
+        self._implement(public, name, "autograd", "Autograd", with_keyset=True)
+        self._implement(public, name, "vmap", "FuncTorchBatched")
         if declaration.autocast is not None:
             for device, key in AUTOCAST_KEYS.items():
                 public.impl(name, self._autocast(device), key)
         if contract.mutated:
-            public.impl(name, lambda *a, **k: self.functions.mutation(*a, **k), "ADInplaceOrView", with_keyset=True)
+            self._implement(public, name, "mutation", "ADInplaceOrView", with_keyset=True)
         if contract.outputs:
             out = f"{name}.out"
             public.define(out_schema_of(contract, name), tags=[torch.Tag.pt2_compliant_tag])
-            public.impl(out, lambda *a, **k: self.functions.out(*a, **k), "CompositeExplicitAutograd")
-            public.impl(out, lambda *a, **k: self.functions.out_mutation(*a, **k), "ADInplaceOrView", with_keyset=True)
+            self._implement(public, out, "out", "CompositeExplicitAutograd")
+            self._implement(public, out, "out_mutation", "ADInplaceOrView", with_keyset=True)
+
+    def _implement(
+        self, library: torch.library.Library, name: str, kind: str, key: str, *, with_keyset: bool = False
+    ) -> None:
+        """Lets the dispatcher run the current function of that kind at a key."""
+        call = _torch.hide_frames(lambda *a, **k: getattr(self.functions, kind)(*a, **k))
+        library.impl(name, call, key, with_keyset=with_keyset)
 
     def _autocast(self, device: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.functions.autocast[device](*args, **kwargs)
+        return _torch.hide_frames(lambda *args, **kwargs: self.functions.autocast[device](*args, **kwargs))
 
     def retire(self) -> None:
         """Makes room for another schema; whoever still calls the public entry gets the reference.

@@ -60,6 +60,15 @@ def differentiate(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", NORMS)
+def test_rows_of_millions_of_elements(name: str) -> None:
+    """One sum over such a row, in float32, would lose two digits."""
+    inputs = [t.abs() for t in inputs_of(name, 1, 2**22 + 5, torch.float32)]
+    exact = differentiate(in_pytorch(name), [t.double() for t in inputs])
+    for found, wanted in zip(differentiate(NORMS[name], inputs), exact, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d != torch.float64], ids=str)
 def test_against_float64(name: str, dtype: torch.dtype) -> None:
     """As near to float64 as PyTorch's own, but for the last rounding, at every width."""

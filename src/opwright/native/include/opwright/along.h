@@ -38,25 +38,31 @@ OPWRIGHT_INLINE void along(int64_t n, const Body& body) {
   for (; i < n; ++i) body(compute_t<T>{}, i);
 }
 
-// Adds up what body(i, to) adds to `to`, along n elements.
+// Adds up what body(i, to) adds to `to`, along n elements. Blocks of them are added up in double.
 template <typename T, int kCount, typename Body>
 OPWRIGHT_INLINE void sums_along(int64_t n, compute_t<T> (&totals)[kCount], const Body& body) {
   using V = Vec<compute_t<T>>;
+  constexpr int64_t kBlock = 1 << 14;
   constexpr int kLanesOfT = kLanes<T>, kAtOnce = 4;  // an addition waits four cycles for the last
-  V sums[kAtOnce][kCount] = {};
-  int64_t i = 0;
-  for (; i + kAtOnce * kLanesOfT <= n; i += kAtOnce * kLanesOfT) {
-    for (int k = 0; k < kAtOnce; ++k) body(i + k * kLanesOfT, sums[k]);
-  }
-  for (; i + kLanesOfT <= n; i += kLanesOfT) body(i, sums[0]);
-  for (int c = 0; c < kCount; ++c) {
-    const V sum = (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
-    totals[c] = 0;
-    for (int lane = 0; lane < static_cast<int>(sizeof sum / sizeof totals[c]); ++lane) {
-      totals[c] += sum[lane];
+  double of_blocks[kCount] = {};
+  for (int64_t i = 0; i < n;) {
+    const int64_t end = n - i < kBlock ? n : i + kBlock;
+    V sums[kAtOnce][kCount] = {};
+    for (; i + kAtOnce * kLanesOfT <= end; i += kAtOnce * kLanesOfT) {
+      for (int k = 0; k < kAtOnce; ++k) body(i + k * kLanesOfT, sums[k]);
     }
+    for (; i + kLanesOfT <= end; i += kLanesOfT) body(i, sums[0]);
+    for (int c = 0; c < kCount; ++c) {
+      const V sum = (sums[0][c] + sums[1][c]) + (sums[2][c] + sums[3][c]);
+      totals[c] = 0;
+      for (int lane = 0; lane < static_cast<int>(sizeof sum / sizeof totals[c]); ++lane) {
+        totals[c] += sum[lane];
+      }
+    }
+    for (; i < end; ++i) body(i, totals);
+    for (int c = 0; c < kCount; ++c) of_blocks[c] += static_cast<double>(totals[c]);
   }
-  for (; i < n; ++i) body(i, totals);
+  for (int c = 0; c < kCount; ++c) totals[c] = static_cast<compute_t<T>>(of_blocks[c]);
 }
 
 // The largest of n elements; minus infinity where there are none, or where all are NaN.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from opwright_ops.adamw.op import adamw_, adamw_bfloat16_state_, adamw_float32_s
 from opwright_ops.refusals import refuse, shown
 
 _STATES = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-# Entries of the groups of torch.optim.AdamW that mean nothing here; its load_state_dict expects them.
-_UNUSED_OPTIONS = {"foreach": None, "fused": None, "differentiable": False, "decoupled_weight_decay": True}
+# Entries of the groups of torch.optim.AdamW, whose load_state_dict expects them, that can have no other value here.
+_FIXED_OPTIONS = {"differentiable": False, "decoupled_weight_decay": True}
 # Entries that a state_dict of torch.optim.AdamW lacks; those of the construction are kept.
 _OWN = ("stochastic_rounding", "state_dtype", "seed")
 
@@ -24,10 +25,10 @@ class AdamW(Optimizer):
     """AdamW with the state_dict of torch.optim.AdamW and, up to rounding, its results; a step is one launch.
 
     There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
-    tensors. `foreach`, `fused` and `differentiable` are not accepted, nor in a group of parameters. A `state_dict` of
-    torch.optim.AdamW can be loaded, and the other way round; these three entries of it have no effect.
+    tensors. A `state_dict` of torch.optim.AdamW can be loaded, and the other way round.
 
-    Parameters may be distributed tensors, as those of FSDP2: each rank takes the step for its part.
+    Parameters may be distributed tensors, as those of FSDP2: each rank takes the step for its part. Frozen parameters
+    may have any type.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as for torch.optim.AdamW; `lr` may be a tensor.
@@ -38,11 +39,12 @@ class AdamW(Optimizer):
             PyTorch's seed at construction, the number of the step and the place of the element, and are the
             same on a CPU and a GPU. Ranks that hold the same parameter need the same seed of PyTorch then.
         state_dtype: of exp_avg and exp_avg_sq, float32 or bfloat16; None is the type of each parameter.
+        foreach, fused: have no effect, here and in groups of parameters, since each step is fused.
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: a parameter is complex, `state_dtype` is not one of the types, or a group asks for `foreach`, `fused`
-            or `differentiable`.
+        TypeError: a parameter with a gradient is complex, `state_dtype` is not one of the types, a number is not a
+            number, or a group asks for `differentiable`.
     """
 
     def __init__(
@@ -58,10 +60,14 @@ class AdamW(Optimizer):
         capturable: bool = False,
         stochastic_rounding: bool = False,
         state_dtype: torch.dtype | None = None,
+        foreach: bool | None = None,
+        fused: bool | None = None,
     ) -> None:
         if isinstance(lr, Tensor) and lr.numel() != 1:
             refuse(ValueError, "lr", "must be one number", ("got", shown(lr)), subject="AdamW")
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not isinstance(value, (Real, Tensor)):
+                refuse(TypeError, name, "must be a number", ("got", shown(value)), subject="AdamW")
             if not value >= 0:
                 refuse(ValueError, name, "must be at least 0", ("got", str(value)), subject="AdamW")
         if len(betas) != 2:
@@ -89,7 +95,9 @@ class AdamW(Optimizer):
             "stochastic_rounding": stochastic_rounding,
             "state_dtype": state_dtype,
             "seed": 0,
-            **_UNUSED_OPTIONS,
+            "foreach": foreach,
+            "fused": fused,
+            **_FIXED_OPTIONS,
         }
         super().__init__(params, defaults)
 
@@ -97,33 +105,17 @@ class AdamW(Optimizer):
         """Adds parameters with options of their own, as torch.optim.Optimizer does."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._check_unused_options(group)
         if group["stochastic_rounding"] and not group["seed"]:
             seeds = [each["seed"] for each in self.param_groups if each["seed"]]
             group["seed"] = seeds[0] if seeds else int(torch.randint(1, 1 << 62, ()))
-        for param in group["params"]:
-            dtype = group["state_dtype"]
-            if not param.is_floating_point():
-                rule, hint = "must be floating-point", "torch.optim.AdamW takes complex parameters"
-            elif dtype not in (None, param.dtype) and (param.dtype, dtype) not in _OPERATORS:
-                rule, hint = f"cannot have states in {dtype}", "leave `state_dtype` out"
-            elif group["stochastic_rounding"] and param.dtype == torch.float16:
-                rule, hint = (
-                    "cannot be float16 with `stochastic_rounding=True`, which rounds bfloat16",
-                    "`model.bfloat16()`",
-                )
-            else:
-                continue
+        try:
+            _check_fixed_options(group)
+            for param in group["params"]:
+                if param.requires_grad:
+                    _check_type(param, group)
+        except TypeError:
             self.param_groups.pop()
-            refuse(TypeError, "params", rule, ("got", shown(param)), hint=hint, subject="AdamW")
-
-    def _check_unused_options(self, group: dict[str, Any]) -> None:
-        for name, default in _UNUSED_OPTIONS.items():
-            if bool(group[name]) != bool(default):
-                self.param_groups.pop()
-                rows = ("got", str(group[name])), ("expected", str(default))
-                hint = f"`torch.optim.AdamW`, or leave `{name}` out"
-                refuse(TypeError, name, "is not supported in a group of parameters", *rows, hint=hint, subject="AdamW")
+            raise
 
     # What load_state_dict loads, as its hooks have left it, and the options that this optimizer had.
     _loading: tuple[Mapping[str, Any], list[dict[str, Any]]] | None = None
@@ -231,6 +223,8 @@ class AdamW(Optimizer):
                     subject="AdamW",
                 )
         fresh = [param for param in params if not self.state[param]]
+        for param in fresh:
+            _check_type(param, group)  # it may have been frozen before
         for param, step in zip(fresh, _fresh_steps(fresh, group["capturable"]), strict=True):
             self.state[param] = _fresh_state(param, step, group)
         steps = [self.state[param]["step"] for param in params]
@@ -241,7 +235,10 @@ class AdamW(Optimizer):
             together.add_(1)
         counts: list[float | None] = [None] * len(steps)
         if not group["capturable"]:
-            counts = (torch.stack(steps) if together is None else together).tolist()
+            if hasattr(steps[0], "fake_mode"):  # a FakeTensor, which has no values
+                counts = [1.0] * len(steps)
+            else:
+                counts = (torch.stack(steps) if together is None else together).tolist()
         launches: defaultdict[Any, list[Tensor]] = defaultdict(list)
         for param, count in zip(params, counts, strict=True):
             launches[param.device, param.dtype, count].append(param)
@@ -286,6 +283,27 @@ class AdamW(Optimizer):
             orders = [sorted(range(p.ndim), key=p.stride, reverse=True) for p in lists[0]]
             lists = [[t.permute(order) for t, order in zip(each, orders, strict=True)] for each in lists]
         return lists if amsgrad else [*lists, []]
+
+
+def _check_fixed_options(group: Mapping[str, Any]) -> None:
+    for name, value in _FIXED_OPTIONS.items():
+        if group[name] != value:
+            rows = ("got", str(group[name])), ("expected", str(value))
+            hint = f"`torch.optim.AdamW`, or leave `{name}` out"
+            refuse(TypeError, name, "is not supported in a group of parameters", *rows, hint=hint, subject="AdamW")
+
+
+def _check_type(param: Tensor, group: Mapping[str, Any]) -> None:
+    dtype = group["state_dtype"]
+    if not param.is_floating_point():
+        rule, hint = "must be floating-point", "torch.optim.AdamW takes complex parameters"
+    elif dtype not in (None, param.dtype) and (param.dtype, dtype) not in _OPERATORS:
+        rule, hint = f"cannot have states in {dtype}", "leave `state_dtype` out"
+    elif group["stochastic_rounding"] and param.dtype == torch.float16:
+        rule, hint = "cannot be float16 with `stochastic_rounding=True`, which rounds bfloat16", "`model.bfloat16()`"
+    else:
+        return
+    refuse(TypeError, "params", rule, ("got", shown(param)), hint=hint, subject="AdamW")
 
 
 def _is_distributed(param: Tensor) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opwright
 from opwright_ops.adamw import AdamW
@@ -399,7 +400,10 @@ def test_refusals() -> None:
     ):
         with pytest.raises(TypeError, match=message):
             AdamW([param], **options)
-    for option in ({"foreach": True}, {"fused": True}, {"differentiable": True}, {"decoupled_weight_decay": False}):
+    for name in ("lr", "eps", "weight_decay"):
+        with pytest.raises(TypeError, match=f"`{name}` must be a number"):
+            AdamW([weight], **{name: "0.1"})
+    for option in ({"differentiable": True}, {"decoupled_weight_decay": False}):
         optimizer = AdamW([nn.Parameter(torch.ones(3))])
         with pytest.raises(TypeError, match=f"`{next(iter(option))}` is not supported in a group"):
             optimizer.add_param_group({"params": [weight], **option})
@@ -408,6 +412,43 @@ def test_refusals() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse gradients"):
         AdamW(table.parameters()).step()
+
+
+def test_frozen_parameters_of_any_type() -> None:
+    codes = nn.Parameter(torch.zeros(3, dtype=torch.uint8), requires_grad=False)
+    phases = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = AdamW([weight, codes, phases], lr=0.1)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((3,), 1 - 0.1 * 0.01 - 0.1))
+    assert list(optimizer.state) == [weight]
+    phases.requires_grad_().grad = torch.ones_like(phases)
+    with pytest.raises(TypeError, match="must be floating-point"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"fused": False, "foreach": False}], ids=str)
+def test_options_that_choose_among_the_implementations_of_pytorch(options: dict[str, bool]) -> None:
+    weights = [[nn.Parameter(torch.ones(3))] for _ in range(3)]
+    made = AdamW(weights[0], **options), AdamW([{"params": weights[1], **options}]), AdamW(weights[2])
+    for optimizer, (weight,) in zip(made, weights, strict=True):
+        weight.grad = torch.ones(3)
+        optimizer.step()
+    assert torch.equal(weights[0][0], weights[2][0])
+    assert torch.equal(weights[1][0], weights[2][0])
+    torch.optim.AdamW(weights[2]).load_state_dict(made[0].state_dict())
+
+
+def test_fake_tensors() -> None:
+    """As those that estimate memory give: they have no values, and so no numbers of steps."""
+    with FakeTensorMode():
+        model = nn.Linear(3, 2)
+        optimizer = AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(1, 3)).sum().backward()
+            optimizer.step()
+        assert optimizer.state[model.weight]["exp_avg"].shape == (2, 3)
 
 
 def test_a_group_that_rounds_at_random_has_a_seed() -> None:

@@ -22,7 +22,7 @@ def _takes(module: nn.RMSNorm | nn.LayerNorm, input: Tensor) -> bool:
     ):
         return False
     dims = len(module.normalized_shape)
-    if tuple(input.shape[-dims:]) != tuple(module.normalized_shape):
+    if not dims or tuple(input.shape[-dims:]) != tuple(module.normalized_shape):
         return False
     weight = module.weight
     if weight is None or weight.dtype == input.dtype:

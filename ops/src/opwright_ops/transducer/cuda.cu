@@ -112,12 +112,17 @@ void transducer_join(View<const T, 3> f, View<const T, 3> g, View<const int64_t,
   const bool has_packs = h % N == 0 && are_packs(from_f) && are_packs(from_g) &&
                          opwright::is_aligned(output.data(), N);
   const int64_t packs = has_packs ? h / N : h;
-  int across = kWarp;
-  while (across < kRowThreads && across < packs) across *= 2;
+  const int64_t warps = (packs + kWarp - 1) / kWarp;
+  const int across = warps * kWarp < kRowThreads ? static_cast<int>(warps * kWarp) : kRowThreads;
+  const int beside = kRowThreads / across;
+  // Positions are split where there are too few frames for all multiprocessors.
+  const int64_t wanted = kJoinBlocks * opwright::current_device().multiprocessors / (b * frames);
+  const int64_t most = (positions + 4 * beside - 1) / (4 * beside);
+  const int64_t splits = wanted < 1 ? 1 : wanted < most ? wanted : most;
   opwright::launch_behind(has_packs ? join_kernel<N, T> : join_kernel<1, T>,
-                          dim3(static_cast<unsigned>(b * frames)),
-                          dim3(across, kRowThreads / across), 0, stream, batch, frames, h, from_f,
-                          from_g, activation, output.data());
+                          dim3(static_cast<unsigned>(b * frames), static_cast<unsigned>(splits)),
+                          dim3(across, beside), 0, stream, batch, frames, h, from_f, from_g,
+                          activation, output.data());
 }
 
 template <typename T>
@@ -138,7 +143,8 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
     using S = compute_t<T>;
     const int64_t across = b * ((h + kColumns - 1) / kColumns);
     // Frames are split where there are too few columns for all multiprocessors.
-    const int64_t wanted = kJoinBlocks * opwright::current_device().multiprocessors / across;
+    const int64_t wanted =
+        kJoinBackwardBlocks * opwright::current_device().multiprocessors / across;
     const int64_t most = (frames + kMinFrames - 1) / kMinFrames;
     const int64_t parts = wanted < 1 ? 1 : wanted < most ? wanted : most;
     const int64_t frames_of_block =

@@ -26,7 +26,8 @@ __device__ OPWRIGHT_INLINE S pass_gradient(Activation activation, S grad, S x) {
   return grad;
 }
 
-// N: adjacent elements that a thread loads at once. A block computes all positions of one frame.
+// N: adjacent elements that a thread loads at once. A block computes every gridDim.y-th group of
+// the positions of one frame, a group being one for each of its rows of threads.
 template <int N, typename T>
 __global__ void __launch_bounds__(kRowThreads)
     join_kernel(Batch batch, int64_t frames, int64_t h, Vectors<T> f, Vectors<T> g,
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(kRowThreads)
     S x[N];
     opwright::unpack(opwright::load_pack<N>(f.at(entry, t) + j), x);
 #pragma unroll 4
-    for (int64_t u = threadIdx.y; u < rows.width; u += blockDim.y) {
+    for (int64_t u = blockIdx.y * blockDim.y + threadIdx.y; u < rows.width;
+         u += gridDim.y * blockDim.y) {
       S y[N];
       opwright::unpack(opwright::load_pack<N>(g.at(entry, u) + j), y);
       OPWRIGHT_UNROLL
@@ -50,10 +52,11 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-constexpr int kHeldPositions = 2;  // of a thread of the joint's backward
-constexpr int kFramesAtOnce = 4;   // whose gradients it loads together
-constexpr int kMinFrames = 16;     // that a block adds up
-constexpr int kJoinBlocks = 2;     // for each multiprocessor, where there is enough to do
+constexpr int kHeldPositions = 2;       // of a thread of the joint's backward
+constexpr int kFramesAtOnce = 4;        // whose gradients it loads together
+constexpr int kMinFrames = 16;          // that a block adds up
+constexpr int kJoinBlocks = 8;          // for each multiprocessor, where there is enough to do
+constexpr int kJoinBackwardBlocks = 2;  // likewise, backward
 
 // A block adds up the gradients of some columns of one utterance, over positions and over some
 // frames: each is read once. kLanes threads lie across the columns, the others across positions.

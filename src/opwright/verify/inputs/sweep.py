@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from opwright._torch import tree_map
 from opwright.contract.contract import Contract
-from opwright.contract.sweep import LONG, Case, Sweep
+from opwright.contract.sweep import LONG, Case, Sweep, domain_in
 from opwright.errors import plural
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
-from opwright.verify.oracle import few_threads
-from opwright.verify.tensors import copy_of
+from opwright.verify.oracle import are_finite, few_threads, to_oracle
+from opwright.verify.tensors import copy_of, tensors_of
 
+ZEROS = "zeros in all tensors"
 _FULL_SEEDS = 3
+_ROWS = 5
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
 _MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
 
@@ -52,8 +55,43 @@ def sweep_cases(
             for case in sweep.cases(dtype):
                 yield dtype, case
         if dtype == dtypes[0] or effort == "full":
+            for case in _far_and_zero(sweeps[0], dtype):
+                if _gives_finite_numbers(reference, case):
+                    yield dtype, case
             for axis in long:
                 yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
+
+
+def _far_and_zero(sweep: Sweep, dtype: torch.dtype | None) -> Iterator[Case]:
+    """Yields zeros, which others are divided by, and numbers whose squares are large beside their variance."""
+    floats = [p for p in sweep.contract.tensors if p.type.family.has_floats]
+    far = {p.name: partial(_far, i) for i, p in enumerate(floats) if domain_in(p, {}) is None}
+    for label, filled in ((ZEROS, {p.name: _zeros for p in floats}), ("numbers near 100", far)):
+        if filled:
+            options = sweep.option_sets()[0]
+            yield sweep.make(label, dtype, sweep.base_sizes(), (_ROWS,), options, filled=filled)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def _far(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).add(100.0).to(dtype)
+
+
+def _gives_finite_numbers(reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
+    """Returns whether results are finite, also in float64, and none an index: those of equal numbers may come in any order."""
+    for values in (copy_of(list(case.values)), to_oracle(list(case.values))):
+        try:
+            with torch.no_grad(), few_threads(values):
+                outputs = tensors_of(reference(values))
+        except Exception:  # whatever a reference may raise to refuse
+            return False
+        if not are_finite([outputs, values]) or not all(o.is_floating_point() for o in outputs):
+            return False
+    return True
 
 
 def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case) -> str:

@@ -37,7 +37,8 @@ def resized_cases(target: Target) -> Iterator[Case]:
         if leading is not None:
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
                 made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
-                if _outputs(target, made, is_finite=True):  # the mean of nothing is NaN
+                # The mean of nothing is NaN, and the sum by a loop an integer.
+                if _forms(_outputs(target, made, is_finite=True)) == _forms(_outputs(target, case)) != []:
                     yield made
     yield from islice(filter(None, (_long(target, case) for case in sorted(given, key=_elements))), 1)
     for case in sorted(given, key=_elements)[:1]:
@@ -48,7 +49,14 @@ def resized_cases(target: Target) -> Iterator[Case]:
             places = _places_of(case, size)
             for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
                 yield from islice(filter(None, (_of_size(target, case, places, size, n) for n in tried)), 1)
+        batch = _batch_of_one(case)
+        if batch:
+            yield from islice(filter(None, (_of_size(target, case, batch, 1, size) for size in _NARROW[::-1])), 1)
         yield from islice(_with_unequal_axes(target, case), _MAX_UNEQUAL)
+
+
+def _forms(outputs: list[torch.Tensor]) -> list[tuple[torch.dtype, int]]:
+    return [(output.dtype, output.ndim) for output in outputs]
 
 
 def is_of_one(case: Case) -> bool:
@@ -118,7 +126,10 @@ def _lengthen(
             continue
         made = resized(rows)
         outputs = _outputs(target, made)
-        if any(o.ndim and o.shape[0] == rows for o in outputs):
+        at = next(i for i, v in enumerate(case.values) if v is leading)
+        if any(o.ndim and o.shape[0] == rows for o in outputs) and (
+            is_shared or _depends_on_added(target, made, frozenset({(at, 0)}), count)
+        ):
             return made
     return None
 
@@ -131,6 +142,18 @@ def _places_of(case: Case, size: int) -> _Places:
     arguments = enumerate(case.values[: case.values[-1].arguments])
     shapes = [(i, tuple(v.shape)) for i, v in arguments if isinstance(v, torch.Tensor)]
     return frozenset((i, dim) for i, shape in shapes for dim, s in enumerate(shape) if s == size)
+
+
+def _batch_of_one(case: Case) -> _Places:
+    """Returns the first axis of all tensors where it has one entry and they have one shape; else no axis.
+
+    In a smaller tensor it may be there to be repeated, as that of a bias.
+    """
+    arguments = case.values[: case.values[-1].arguments]
+    tensors = {i: v for i, v in enumerate(arguments) if isinstance(v, torch.Tensor)}
+    shapes = {tuple(v.shape) for v in tensors.values()}
+    is_batch = len(shapes) == 1 and min(shapes)[:1] == (1,) and len(min(shapes)) > 1
+    return frozenset((i, 0) for i in tensors) if is_batch else frozenset()
 
 
 def _with_unequal_axes(target: Target, case: Case) -> Iterator[Case]:
@@ -192,10 +215,26 @@ def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int
     is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
     if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
         return None
+    if places != _places_of(case, size) and not _depends_on_added(target, made, places, size):
+        return None
     try:
         return None if is_slow(made) else made
     except Exception:  # the candidate refuses
         return None
+
+
+def _depends_on_added(target: Target, case: Case, places: _Places, size: int) -> bool:
+    """Returns whether results depend on what these axes have beyond a size: a loop over another tensor leaves it out."""
+
+    def change(i: int, tensor: torch.Tensor) -> torch.Tensor:
+        changed = tensor.clone()
+        for dim in (dim for j, dim in places if j == i and tensor.shape[dim] > size):
+            added = changed.narrow(dim, size, tensor.shape[dim] - size)
+            added.copy_(changed.narrow(dim, 0, 1).expand_as(added))
+        return changed
+
+    before, after = (_outputs(target, each) for each in (case, _change_each(case, "", change)))
+    return not are_same(before, after)
 
 
 def _tell_places(target: Target, case: Case, places: _Places, size: int) -> str:

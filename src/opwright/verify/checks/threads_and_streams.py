@@ -448,7 +448,7 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):
         return bad[0] if bad else ""
     if copies:
-        return "several threads at once give other values than one"
+        return "several threads at once give other values than one: do calls share memory, a `static` buffer?"
     return "several threads with the same input give other values than one: a call writes into it"
 
 

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from opwright.errors import CheckError
-from opwright.verify.checks import gradients, memory, memory_safety, numerics, pytorch, sharding, threads_and_streams
+from opwright.verify.checks import (
+    finite_differences,
+    gradients,
+    memory,
+    memory_safety,
+    numerics,
+    pytorch,
+    sharding,
+    threads_and_streams,
+)
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.target import Target
 
@@ -70,9 +79,9 @@ CHECKS: dict[str, Check] = {
     "global state": _for_both(numerics.global_state),
     "independence": Check(numerics.independence, None, preconditions=(_tell_mutating,)),
     "refusals": Check(pytorch.refusals, None),
-    "gradients": Check(gradients.gradients, None, "gradients"),
+    "gradients": Check(finite_differences.gradients, None, "gradients"),
     "second gradients": Check(
-        gradients.second_gradients, gradients.second_gradients_of_callable, "gradients", (_tell_mutating,)
+        finite_differences.second_gradients, gradients.second_gradients_of_callable, "gradients", (_tell_mutating,)
     ),
     "gradient numerics": Check(
         gradients.gradient_numerics, gradients.gradient_numerics_of_callable, "gradients", (_tell_mutating,)

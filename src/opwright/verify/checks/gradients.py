@@ -1,24 +1,19 @@
-"""Checks of gradients: their values, and how they are asked for."""
+"""Checks of gradients against those of the reference: their values, and how they are asked for."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.autograd.gradcheck import GradcheckError
 
 from opwright._torch import tree_map
 from opwright.contract.fill import lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
 from opwright.verify.compare import tell_share
-from opwright.verify.devices import raise_if_lost
 from opwright.verify.inputs.values import holds_rows_of_zeros
 from opwright.verify.oracle_process import Output
 from opwright.verify.target import Target
@@ -28,14 +23,6 @@ from opwright.verify.tensors import are_same, copy_of, is_same, storage_bytes, t
 _WITH_GRADIENTS = ("base", "one element", "empty batch", "transposed", "sliced", "expanded", "mixed layouts", "large")
 
 Seeds = Callable[[torch.Tensor], torch.Tensor]  # makes the gradient of an output
-_VARIES = 1e-9  # between two results in float64 of an operator that is not deterministic
-# Of the inputs, up to which finite differences are taken one by one; second ones take that many squared.
-_MAX_ELEMENTS = 200
-_JACOBIANS = re.compile(
-    r"Jacobian mismatch for output (?P<output>\d+) with respect to input (?P<input>\d+),"
-    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
-    re.DOTALL,
-)
 
 
 def need_gradient(target: Target) -> None:
@@ -81,95 +68,6 @@ def _need_gradient_of_callable(target: Target) -> None:
         torch.autograd.backward(recorded, [seed_like(o) for o in recorded])
     except NotImplementedError as error:  # PyTorch has none for `torch.unique`, say
         raise Skipped(f"the reference has no gradient: {first_line(error)}") from None
-
-
-def gradients(target: Target) -> Iterator[Finding]:
-    """First derivatives in float64 against finite differences."""
-    yield from _gradcheck(target, torch.autograd.gradcheck)
-
-
-def second_gradients(target: Target) -> Iterator[Finding]:
-    """Second derivatives in float64 against finite differences."""
-    yield from _gradcheck(target, torch.autograd.gradgradcheck)
-
-
-def _gradcheck(target: Target, check: Callable[..., bool]) -> Iterator[Finding]:
-    need_gradient(target)
-    if not any(torch.float64 in p.type.family.dtypes for p in target.operator.contract.tensors):
-        raise Skipped("float64 is not among its dtypes")
-    if target.casts_to_single:
-        raise Skipped("its reference casts to float32: too coarse for finite differences")
-    cases = target.tiny_cases(torch.float64)
-    has_finding = has_other_gradient = False
-    # Last bits that vary are far below what gradcheck itself allows.
-    varies = 0.0 if target.operator.declaration.deterministic else _VARIES
-    for case in cases:
-        inputs, call = as_function_of_tensors(target, case, torch.float64)
-        # Of every element if they are few, else along random directions: a call or two for each.
-        is_large = sum(t.numel() for t in inputs) > _MAX_ELEMENTS
-        outputs: Sequence[torch.Tensor] = ()
-        try:
-            outputs = call(*inputs) if inputs else ()
-            if not outputs or not all(bool(t.isfinite().all()) for t in (*inputs, *outputs)):
-                continue  # there are no finite differences
-            check(call, inputs, raise_exception=True, check_batched_grad=False, fast_mode=is_large, nondet_tol=varies)
-            message = ""
-        except Exception as error:
-            raise_if_lost(target.device, error)
-            if isinstance(error, GradcheckError) and not _is_derivative(target, case, check, is_large):
-                has_other_gradient = True
-                continue
-            names = _names_for(check, target, case, len(inputs), len(outputs))
-            message = _tell_mismatch(str(error), *names) or first_line(error, 3)
-        has_finding = True
-        yield Finding(str(case), message)
-    if has_other_gradient and not has_finding:
-        raise Skipped("the gradient of its reference is not the derivative, as after `detach`")
-    if cases and not has_finding:
-        raise Skipped("no output is float64 where its inputs are, and finite: there are no finite differences")
-
-
-def _is_derivative(target: Target, case: Case, check: Callable[..., bool], is_large: bool) -> bool:
-    """Returns whether autograd gives the derivative of the reference; it may be meant not to, as for a rounding."""
-    inputs, call = as_function_of_tensors(replace(target, call=target.reference), case, torch.float64)
-    with contextlib.suppress(Exception):
-        return check(call, inputs, raise_exception=False, check_batched_grad=False, fast_mode=is_large)
-    return True
-
-
-def _names_for(
-    check: Callable[..., bool], target: Target, case: Case, inputs: int, outputs: int
-) -> tuple[list[str], list[str]]:
-    """Returns what the inputs and the outputs of a check's Jacobians are called."""
-    of_inputs = target.float_names(case, target.computed)
-    contract = target.operator.contract.outputs
-    of_outputs = [f"`{o.name}`" for o in contract if o.type.family.is_floating and not o.is_constant]
-    if len(of_inputs) != inputs:
-        of_inputs = [f"input {i}" for i in range(inputs)]
-    if len(of_outputs) != outputs:
-        of_outputs = [f"output {i}" for i in range(outputs)]
-    if check is torch.autograd.gradcheck:
-        return of_inputs, of_outputs
-    return [*of_inputs, *(f"the gradient of {name}" for name in of_outputs)], [
-        f"the gradient of {name}" for name in of_inputs
-    ]
-
-
-def _tell_mismatch(text: str, inputs: list[str], outputs: list[str]) -> str:
-    """Returns what gradcheck says of the worst element; "" where it shows no two matrices."""
-    found = _JACOBIANS.search(text)
-    try:
-        numerical, analytical = (torch.tensor(ast.literal_eval(found[key])) for key in ("numerical", "analytical"))
-    except (TypeError, ValueError, SyntaxError):  # no such message, or dots for its middle
-        return ""
-    if numerical.ndim != 2 or numerical.shape != analytical.shape:
-        return ""
-    row, column = divmod(int((numerical - analytical).abs().nan_to_num(torch.inf).argmax()), numerical.shape[1])
-    by, of = inputs[int(found["input"])], outputs[int(found["output"])]
-    return (
-        f"the gradient of {of} by {by} is wrong: when element {row} of {by} changes, element {column} of {of} changes "
-        f"at a rate of {numerical[row, column]:g}; the gradient says {analytical[row, column]:g}"
-    )
 
 
 def as_function_of_tensors(

@@ -335,6 +335,31 @@ def test_gradients_of_an_operator_of_float64_alone(ns) -> None:
     assert found == {"gradients": "passed", "gradient numerics": "passed"}
 
 
+def test_a_reference_without_a_second_gradient_is_no_finding(ns) -> None:
+    """PyTorch has no derivative of the backward of `cdist`; what raises in a kernel's own backward is a finding."""
+
+    @operator(f"{ns}::distances")
+    def distances(a: Float[Tensor, "n d"], b: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+        return torch.cdist(a, b)
+
+    record = verify(distances, quick=True, checks=["gradients", "second gradients"])
+    assert [check.outcome for check in record.checks] == ["passed", "skipped"]
+    assert record.checks[1].reason.startswith("the reference has no second gradient: ")
+    assert "_cdist_backward" in record.checks[1].reason
+
+    @operator(f"{ns}::squared_sum")
+    def squared_sum(x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+        return (x * x).sum()
+
+    @squared_sum.backward
+    def _(grad_output: Float[Tensor, ""], x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        if x.requires_grad:
+            raise RuntimeError("no derivative of this")
+        return 2 * grad_output * x
+
+    assert outcomes(squared_sum, "second gradients")["second gradients"].endswith("no derivative of this")
+
+
 def test_a_reference_that_cannot_be_compiled_is_no_finding(ns) -> None:
     """PyTorch says so of the reference alone with another type of error than of the operator."""
 

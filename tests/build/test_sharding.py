@@ -401,6 +401,10 @@ class TestVerify:
         assert self.failure(ops.rms_norm) is None
         assert self.failure(declare(ops.outer, ({"x": S0}, S0), ({"y": S0}, S1), ({"x": P}, P))) is None
 
+    def test_a_backward_of_pytorch_that_takes_no_empty_shard(self, declare) -> None:
+        assert self.failure(declare(ops.shuffle, ({"x": S0}, S0))) is None
+        assert self.failure(declare(ops.shuffle, ({"x": S0}, S1))) is not None
+
     def test_a_sharded_reduction(self, declare) -> None:
         found = self.failure(declare(ops.rms_norm, ({"x": S2, "w": S0}, S2)))
         assert found.case.startswith("f64[1, 2, 2] f64[2] ")  # one element in a shard would be its own mean

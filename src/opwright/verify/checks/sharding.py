@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from opwright.dispatch.sharding_rules import Rule, Signature, join, names, signa
 from opwright.errors import ShardingError
 from opwright.verify.checks.finding import Finding, Skipped, first_line
 from opwright.verify.checks.gradients import has_gradient, seed_like
-from opwright.verify.oracle import try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import tensors_of
 
@@ -108,12 +108,22 @@ def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> 
         ]
         message = _compare(target, signature, rule, calls, wanted)
     except Exception as error:  # whatever a kernel may raise on such parts
-        for each in ([piece[rank] for piece in pieces] for rank in range(ranks)):
-            is_empty = any(part.numel() == 0 for part in each)
-            if is_empty and try_reference(target.reference, signature.arrange(each)) is None:
+        for rank in range(ranks):
+            parts, seeds = [each[rank] for each in pieces], [each[rank] for each in cotangents]
+            if any(part.numel() == 0 for part in parts) and _is_refused(target, signature, parts, seeds):
                 return Finding(label)  # an empty part, which the operator does not take
         return Finding(label, f"raised {type(error).__name__}: {first_line(error)}")
     return Finding(label, message and message + _reason(signature, rule))
+
+
+def _is_refused(target: Target, signature: Signature, parts: Sequence[torch.Tensor], cotangents: Sequence[Any]) -> bool:
+    """Returns whether the reference raises on the parts of a rank, or its backward does, as that of pixel_shuffle."""
+    try:
+        values = signature.arrange([part.detach().clone() for part in parts])
+        _Call(replace(target, call=target.reference), signature, values, cotangents)
+    except Exception:  # whatever a reference may raise to refuse
+        return True
+    return False
 
 
 class _Meeting:

@@ -7,7 +7,7 @@ import torch
 from candidate_modules import ACTING
 
 import opwright
-from opwright.verify.runner import children
+from opwright.verify.child_processes import children
 
 pytestmark = pytest.mark.alone
 LOST = "the GPU accepts no more work after this call"

@@ -13,8 +13,8 @@ from candidate_modules import ACTING
 
 import opwright
 from opwright.verify import runner
+from opwright.verify.child_processes import children
 from opwright.verify.request import NotPortable, Request, pack, unpack
-from opwright.verify.runner import children
 from opwright.verify.tasks import Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are supervised on Linux only")

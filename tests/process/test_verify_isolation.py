@@ -25,7 +25,7 @@ import opwright
 from opwright.errors import CheckError
 from opwright.isolation import Fork, Limits, Worker, fork
 from opwright.verify import devices, runner
-from opwright.verify.runner import children
+from opwright.verify.child_processes import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
 

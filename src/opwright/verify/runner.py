@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +50,7 @@ from opwright.records import CaseError, Check, Failure, Undecided, builtins_of
 from opwright.typed_json import decode
 from opwright.verify.checks import CALLING, CHECKS, TRACING, group_of, place_of
 from opwright.verify.checks.finding import Finding, Skipped, first_line, origin
+from opwright.verify.child_processes import end_children
 from opwright.verify.compare import collect_undecided
 from opwright.verify.devices import DeviceLost, is_gpu, is_lost
 from opwright.verify.global_state import Guard, in_threads
@@ -68,8 +68,6 @@ _ENOUGH_FAILED, _FAILING_SECONDS = 8, 5.0  # cases of one check, after which it 
 _MAX_DEATHS = 4  # each may have cost the whole timeout
 _SEED = 0x6F7077  # any; the caller's seed is its own
 _PR_SET_CHILD_SUBREAPER = 36
-_TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
-_MAX_LOOKS = 50  # at the command of a process: of one that has just become another program it comes a moment later
 
 
 @dataclass(frozen=True)
@@ -584,49 +582,3 @@ def _backend(target: Target, device: torch.device) -> str:
     declaration, name = target.operator.declaration, device.type
     has_own = name in declaration.sources and may_export(declaration.sources[name], declaration.name)
     return name if has_own and kernels.is_loaded(target.operator, name) else "reference"
-
-
-# --- what a check leaves running ----------------------------------------------------------------------------------
-
-
-def end_children(kept: set[int]) -> list[str]:
-    """Kills and reaps what this process has started and not waited for, but for `kept`; returns what that was."""
-    found: list[str] = []
-    for _ in range(100):  # the orphans of one that was killed come to this process
-        commands = {pid: _command_of(pid) for pid in children() if pid not in kept}
-        # A worker that compiles Triton kernels waits for the next one: it stays.
-        gone = {
-            pid: words for pid, words in commands.items() if not (_TRITON in words[3:] and b"worker.main()" in words[2])
-        }
-        if not gone:
-            break
-        found += [
-            b" ".join(words).decode(errors="replace").strip()[:80] or "one that has ended" for words in gone.values()
-        ]
-        for pid in gone:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-    if not found:
-        return []
-    names = ", ".join(sorted(set(found))[:3])
-    return [f"left {plural(len(found), 'process', 'processes')} behind, now killed: {names}"]
-
-
-def children() -> list[int]:
-    """Returns the processes that this one has started and not waited for."""
-    found: list[int] = []
-    for path in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += map(int, (path / "children").read_text().split())
-    return found
-
-
-def _command_of(pid: int) -> list[bytes]:
-    """Returns the words of a process's command; none of one that has ended."""
-    with contextlib.suppress(OSError):
-        for _ in range(_MAX_LOOKS):
-            if words := Path(f"/proc/{pid}/cmdline").read_bytes():
-                return words.split(b"\0")
-            time.sleep(0.002)
-    return []

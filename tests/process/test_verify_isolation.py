@@ -117,6 +117,43 @@ def test_only_the_case_that_crashes_is_named() -> None:
     assert [f.case for f in record.failures] == ["f32[16] (sample 1)"]
 
 
+class _SumThatCrashes(torch.autograd.Function):
+    """Its backward crashes where the second argument alone needs a gradient."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if ctx.needs_input_grad == (False, True):
+            ctypes.string_at(0)
+        return grad, grad
+
+
+def test_a_crash_in_a_backward_names_what_needed_gradients_and_spares_what_the_reference_does_too() -> None:
+    """The backward of group_norm crashes in PyTorch itself, with the bias alone."""
+
+    def right(a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def crashing(a: Tensor, b: Tensor) -> Tensor:
+        return _SumThatCrashes.apply(a, b)
+
+    samples = [(torch.ones(2, 3), torch.ones(2, 3))]
+    usual = {"samples": samples, "checks": ["gradient subsets", "repeated backward"], "expand": False}
+    record = opwright.verify(crashing, reference=crashing, **usual)
+    assert [c.outcome for c in record.checks] == ["skipped", "passed"]
+    where = "f32[2, 3] f32[2, 3] (sample 0), gradients of `b` alone"
+    assert (
+        record.checks[0].reason == f"the reference alone crashed the process: SIGSEGV (Segmentation fault), on {where}"
+    )
+
+    (failure,) = opwright.verify(crashing, reference=right, **usual).failures
+    assert (failure.check, failure.case) == ("gradient subsets", where)
+    assert failure.message == "crashed the process: SIGSEGV (Segmentation fault), after the call had returned"
+
+
 def test_pythons_report_of_a_crash_is_shown_once(capfd: pytest.CaptureFixture[str]) -> None:
     record = check(after(lambda: (print("before it"), sys.stdout.flush(), ctypes.string_at(0))))
     assert len(record.failures) == 2

@@ -112,10 +112,12 @@ class Work:
     Attributes:
         request: makes what is checked, in the process where the candidate runs.
         only: run only cases whose description contains this text.
+        is_of_reference: whether the reference is the candidate.
     """
 
     request: Request
     only: str = ""
+    is_of_reference: bool = False
 
 
 # --- in the process of the caller ---------------------------------------------------------------------------------
@@ -146,11 +148,7 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     for job in jobs:
         groups.setdefault(group_of(job.prefix, job.check) if processes > 1 else "", []).append(job)
     told: set[str] = set()
-    start = (
-        functools.partial(_start_fork, min(processes, len(groups)), work)
-        if is_fork
-        else functools.partial(start_anew, work)
-    )
+    start = functools.partial(_start_fork, min(processes, len(groups))) if is_fork else start_anew
     lanes = {name: _Lane(work, groups[name], limits, start, told) for name in sorted(groups, key=place_of)}
     running = [lane for name, lane in lanes.items() if name not in TRACING][:processes]
     waiting = [lane for lane in lanes.values() if lane not in running]
@@ -236,7 +234,12 @@ class _Lane:
     """
 
     def __init__(
-        self, work: Work, jobs: Sequence[Job], limits: Limits, start: Callable[[Sequence[Job]], Start], told: set[str]
+        self,
+        work: Work,
+        jobs: Sequence[Job],
+        limits: Limits,
+        start: Callable[[Work, Sequence[Job]], Start],
+        told: set[str],
     ) -> None:
         self.pending = list(jobs)
         self.worker: Worker | None = None
@@ -246,8 +249,11 @@ class _Lane:
     def start(self) -> None:
         """Starts a worker where there is none, and something to do."""
         if self.worker is None and self.pending:
-            self.worker = Worker(self._start(self.pending), self._limits, is_live=False, told=self._told)
+            self.worker = self._start_worker(self._work, self.pending)
             self._started = time.perf_counter()
+
+    def _start_worker(self, work: Work, jobs: Sequence[Job]) -> Worker:
+        return Worker(self._start(work, jobs), self._limits, is_live=False, told=self._told)
 
     def look(self) -> dict[Job, Result]:
         if self.worker is None:
@@ -265,7 +271,7 @@ class _Lane:
             if self.pending and not self.worker.is_done:  # else it has said which job was its last
                 job = self.pending.pop(0)
                 found[job] = self._tell_death(job)
-                self._deaths += 1
+                self._deaths += found[job].has_ended
             if any(result.fatal for result in found.values()) or _tell_deaths(self._deaths):
                 self.pending.clear()  # nobody will ask for them
             self.worker = None
@@ -273,11 +279,38 @@ class _Lane:
 
     def _tell_death(self, job: Job) -> Result:
         case = self.worker.running.what if self.worker.running != Running() else ""
-        finding = Finding(case or "before the first case", self.worker.tell_end())
+        how = self.worker.tell_end()
+        if how.startswith("crashed") and case and (reason := self._tell_crash_of_reference(job, case)):
+            return skip(job, reason)
+        finding = Finding(case or "before the first case", how)
         seconds = time.perf_counter() - self._started
         check = Check(job.name, "failed", cases=1, seconds=seconds, device=str(job.device))
         fatal = _NOT_LOADED if case == _LOADING else ""
         return Result(check, [_failure_of(job, [finding], self._work.request.command)], fatal, has_ended=True)
+
+    def _tell_crash_of_reference(self, job: Job, case: str) -> str:
+        """Returns how the reference alone crashes a process on this case; "" if it does not.
+
+        PyTorch's own backward may crash: that of group_norm, where the bias alone needs a gradient.
+        """
+        if CHECKS[job.check].group != "gradients":  # other checks do not call the candidate through its target alone
+            return ""
+        worker = self._start_worker(replace(self._work, is_of_reference=True), [job])
+        was_there = False
+        try:
+            for _ in worker.events():
+                is_there = worker.running.what == case
+                if was_there and not is_there:
+                    break  # it has survived
+                was_there = is_there
+        except WorkerEnded as ended:
+            if ended.running.what == case and ended.how.startswith("crashed"):
+                return f"the reference alone {ended.how.partition(', ')[0]}, on {case}"
+        except Unfit:
+            pass
+        finally:
+            worker.close()
+        return ""
 
 
 def try_out(function: Callable[[], Any], timeout_s: float) -> str:
@@ -432,13 +465,15 @@ class _Here:
             self._on_case(_LOADING)
             targets = self._work.request.targets(device, self._guard)
             for target in targets.values():
+                if self._work.is_of_reference:
+                    target.call = target.reference
                 target.threads.count = self._threads
                 target.call = self._guard.wrap(target.call, target.threads)
                 if target.call_with_out is not None:
                     target.call_with_out = self._guard.wrap(target.call_with_out, target.threads)
                 target.wait = self._guard.wrap_wait(target.wait)
                 target.oracle = self._oracle or target.oracle
-                target.on_case = lambda case: self._on_case(str(case))
+                target.on_case = self._on_case
                 # Several checks ask for the same gradients; of many large inputs that would be too much to keep.
                 target.memo = {} if target.effort != "full" else None
             self._on_case("")

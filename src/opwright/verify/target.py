@@ -68,7 +68,7 @@ class Target:
         oracle: says what results must be, here or in another process.
         key: what the target is called among those of its candidate: a prefix.
         memo: what the oracle has said, where several candidates meet the same cases.
-        on_case: called with each case that is given out.
+        on_case: called with the description of each case that is given out.
         callables: what a callable and its reference are; None for an operator.
         expand: whether more inputs are made from the samples of a callable.
         boundaries: the inputs of that check; None: those that follow from the contract.
@@ -86,7 +86,7 @@ class Target:
     current: Case | None = None
     effort: str = "default"
     memo: dict[Any, Any] | None = None
-    on_case: Callable[[Case], None] | None = None
+    on_case: Callable[[str], None] | None = None
     callables: Callables | None = None
     expand: bool = True
     boundaries: list[Case] | None = None
@@ -124,9 +124,13 @@ class Target:
         """Returns the same thing on another device, with the same cases."""
         return replace(self, device=device, current=None, _cases=self.cases())
 
-    def inputs(self, case: Case) -> list[Any]:
-        """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case."""
-        self._announce(case)
+    def inputs(self, case: Case, label: str = "") -> list[Any]:
+        """Returns the arguments of a case on the device: fresh copies with the strides and offsets of the case.
+
+        Args:
+            label: what the case and its use are called, should the call end the process; by default the case alone.
+        """
+        self._announce(case, label)
         return list(copy_of(case.values, None if self.operator is None else self.device))
 
     def inputs_between_guards(self, case: Case) -> tuple[list[Any], Bands]:
@@ -135,10 +139,10 @@ class Target:
         values, bands = place_between_guards(case.values, None if self.operator is None else self.device)
         return list(values), bands
 
-    def _announce(self, case: Case) -> None:
+    def _announce(self, case: Case, label: str = "") -> None:
         self.current = case
         if self.on_case is not None:
-            self.on_case(case)
+            self.on_case(label or str(case))
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Calls it, on a GPU with poisoned memory, and waits until the work is done.

@@ -331,8 +331,8 @@ def gradient_subsets(target: Target) -> Iterator[Finding]:
         expected = expected_gradients(target, case) if count > 1 else []
         for asked in _subsets(count):
             has_some = True
-            got = pull_back(target, target.run, target.inputs(case), asked=asked)
             label = f"{case}, gradients of {', '.join(names[i] for i in sorted(asked))} alone"
+            got = pull_back(target, target.run, target.inputs(case, label), asked=asked)
             yield check_gradients(target, case, label, got, expected, asked)
     if not has_some:
         raise Skipped("one floating-point input")

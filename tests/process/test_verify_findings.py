@@ -336,6 +336,31 @@ def test_a_failure_is_shrunk_to_the_smallest_part() -> None:
     assert "ulp where" in failure.message
 
 
+def test_no_part_of_a_case_has_an_index_outside_of_its_axis() -> None:
+    """The classes of ctc_loss became fewer than its labels, and it wrote beyond its table."""
+
+    samples = [(torch.randn(6, 9), torch.tensor([1, 3, 2, 1, 3, 3]))]
+
+    def read_anywhere(x: Tensor, labels: Tensor) -> Tensor:
+        return x.flatten().take(labels % x.shape[1])
+
+    record = opwright.verify(
+        lambda *given: 2 * read_anywhere(*given), reference=read_anywhere, samples=samples, checks=["numerics"]
+    )
+    (failure,) = record.failures
+    assert failure.case == "f32[1, 2] i64[1] (sample 0), a part of f32[6, 9] i64[6] (sample 0)"
+
+
+def test_a_part_that_raises_another_error_is_not_that_failure() -> None:
+    def refuse(x: Tensor) -> Tensor:
+        raise TypeError("too large") if len(x) > 3 else ValueError("too small")
+
+    record = opwright.verify(refuse, reference=gelu, samples=[(torch.ones(7),)], checks=["numerics"])
+    (failure,) = record.failures
+    assert failure.case == "f32[4] (sample 0), a part of f32[7] (sample 0)"
+    assert failure.message.startswith("raised TypeError: too large")
+
+
 def test_what_was_found_before_a_skip_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(target):
         yield Finding("a case", "it is wrong")

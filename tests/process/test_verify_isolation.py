@@ -117,6 +117,17 @@ def test_only_the_case_that_crashes_is_named() -> None:
     assert [f.case for f in record.failures] == ["f32[16] (sample 1)"]
 
 
+def test_a_crash_on_a_part_of_a_failing_case_leaves_the_failure_of_the_whole() -> None:
+    def wrong(x: Tensor) -> Tensor:
+        return 2 * gelu(x) if x.shape == (5, 7) else ctypes.string_at(0)
+
+    record = check(wrong, samples=SAMPLES[:1], checks=["numerics", "determinism"])
+    assert [c.outcome for c in record.checks] == ["passed", "failed"]  # determinism comes first
+    (failure,) = record.failures
+    assert failure.case == "f32[5, 7] (sample 0)"
+    assert "expected" in failure.message
+
+
 class _SumThatCrashes(torch.autograd.Function):
     """Its backward crashes where the second argument alone needs a gradient."""
 

@@ -245,6 +245,7 @@ class _Lane:
         self.worker: Worker | None = None
         self._work, self._limits, self._start, self._told = work, limits, start, told
         self._deaths, self._started = 0, 0.0
+        self._unshrunk: Result | None = None  # of the job that runs, while its failing case is made smaller
 
     def start(self) -> None:
         """Starts a worker where there is none, and something to do."""
@@ -262,15 +263,19 @@ class _Lane:
         for event in self.worker.look():
             if "start" in event:
                 self._started = time.perf_counter()
+            elif "unshrunk" in event:
+                self._unshrunk = decode(Result, event["unshrunk"], "result")
             elif "result" in event:
                 result = decode(Result, event["result"], "result")
                 found[self.pending.pop(0)] = result
                 self._deaths += result.has_ended
+                self._unshrunk = None
         if self.worker.is_over:
             self.worker.close()
             if self.pending and not self.worker.is_done:  # else it has said which job was its last
                 job = self.pending.pop(0)
-                found[job] = self._tell_death(job)
+                found[job] = self._unshrunk or self._tell_death(job)
+                self._unshrunk = None
                 self._deaths += found[job].has_ended
             if any(result.fatal for result in found.values()) or _tell_deaths(self._deaths):
                 self.pending.clear()  # nobody will ask for them
@@ -388,6 +393,9 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
         if result.has_ended:
             raise _Over
 
+    def keep(result: Result) -> None:
+        channel.send(unshrunk=builtins_of(result))
+
     def on_start(job: Job) -> None:
         channel.send(start=job.name, running=["", ""])
 
@@ -396,7 +404,9 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
     if work.request.operator is None:  # the Python stack says nothing of a kernel
         faulthandler.enable(file=2, all_threads=False)
     with contextlib.suppress(_Over):
-        here = _Here(work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid}, threads)
+        here = _Here(
+            work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid}, threads, keep
+        )
         here.run(jobs, emit, on_start)
     oracle.close()
 
@@ -424,6 +434,7 @@ class _Here:
         oracle: says what results must be; None: this process does.
         kept: the processes that checks may leave running; None: any.
         threads: how many threads PyTorch has in calls of the candidate; None: as many as around them.
+        before_shrinking: called with a result whose failing case is made smaller next, which may end the process.
     """
 
     def __init__(
@@ -434,8 +445,10 @@ class _Here:
         oracle: OracleProcess | None = None,
         kept: set[int] | None = None,
         threads: int | None = None,
+        before_shrinking: Callable[[Result], object] = lambda result: None,
     ) -> None:
         self._work, self._on_case, self._oracle, self._kept = work, on_case, oracle, kept
+        self._before_shrinking = before_shrinking
         self._guard, self._threads = Guard(mark_inside), threads
         self._targets: dict[torch.device, dict[str, Target]] = {}
 
@@ -553,21 +566,25 @@ class _Here:
         repeat = self._work.request.command
         if repeat and target.effort != "default":
             repeat += f" --{target.effort}"
+        note = target.callables.note if target.callables is not None else ""
+        of_state = note and f"; its state is not the reference's, so each has its own: {note}"
         if bad:
-            shrunk = None
             if smallest is not None and str(smallest) == bad[0].case:
                 bad[0].numbers = tell_numbers(target, smallest)
-            if smallest is not None and not fatal:
-                shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
-                self._guard.take()  # what parts of a case change, the whole has changed
-            if target.callables is not None and target.callables.note:
-                of_state = f"; its state is not the reference's, so each has its own: {target.callables.note}"
-                (shrunk or bad[0]).message += of_state
-            failures.append(_failure_of(job, bad, repeat, shrunk, has_stopped))
+            bad[0].message += of_state
+            failures.append(_failure_of(job, bad, repeat, has_stopped=has_stopped))
         if changes:
             found = Finding(next(iter(changes.values())), "; ".join(changes)[:_MAX_MESSAGE])
             failures.append(_failure_of(job, [found], repeat))
-        return Result(check, failures, fatal, _backend(target, job.device), any(f.has_ended for f in findings))
+        result = Result(check, failures, fatal, _backend(target, job.device), any(f.has_ended for f in findings))
+        if bad and smallest is not None and not fatal:
+            self._before_shrinking(result)
+            shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
+            self._guard.take()  # what parts of a case change, the whole has changed
+            if shrunk is not None:
+                shrunk.message += of_state
+                failures[0] = _failure_of(job, bad, repeat, shrunk, has_stopped)
+        return result
 
 
 def skip(job: Job, reason: str) -> Result:

@@ -335,6 +335,25 @@ def test_gradients_of_an_operator_of_float64_alone(ns) -> None:
     assert found == {"gradients": "passed", "gradient numerics": "passed"}
 
 
+def test_a_wrong_gradient_of_a_large_sample_costs_no_whole_jacobian(ns) -> None:
+    """For the text of its error gradcheck computed one of 3 GiB; in one of 60 rows it left out the middle."""
+
+    @operator(f"{ns}::squares")
+    def squares(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * x
+
+    @squares.backward
+    def _(grad_output: Float[Tensor, "n"], x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 3 * grad_output * x
+
+    for size in (20_000, 60):
+        samples = [(torch.linspace(1, 2, size, dtype=torch.float64),)]
+        record = verify(squares, samples=samples, checks=["gradients"], memory_bytes=2**30)
+        (failure,) = record.failures
+        text = "when element 0 of `x` changes, element 0 of `output` changes at a rate of 2; the gradient says 3"
+        assert text in failure.message
+
+
 def test_a_reference_without_a_second_gradient_is_no_finding(ns) -> None:
     """PyTorch has no derivative of the backward of `cdist`; what raises in a kernel's own backward is a finding."""
 

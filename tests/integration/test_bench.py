@@ -9,16 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 from fork_server import run_opwright
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
-from opwright import Mutates
+from opwright import Index, Mutates
 from opwright.bench import api
 from opwright.bench import measure as bench_measure
 from opwright.bench.roofline import CpuBench
@@ -97,6 +97,35 @@ def test_shares_come_from_the_copy_of_the_device_and_of_the_size(verified, monke
     assert m.copy_share == pytest.approx(0.8)
     assert (m.timings[0].warm_us, m.timings[0].host_us) == (5.0, 3.0)
     assert record.device == "cpu"
+
+
+def test_a_call_that_writes_a_part_of_an_argument_has_no_share(verified, ns, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of which a call writes 4 rows counted as a whole: 7377 % of the bandwidth of a copy."""
+
+    @opwright.operator(f"{ns}::put_rows", autocast=None)
+    def put_rows(
+        cache: Mutates[Float[Tensor, "s d"]], rows: Float[Tensor, "t d"], at: Annotated[Int64[Tensor, "t"], Index("s")]
+    ) -> Float[Tensor, "t d"]:
+        cache.index_copy_(0, at, rows)
+        return rows + 0
+
+    sweep = {"s": [512], "t": [4], "d": [8]}
+    record, _ = measure(monkeypatch, put_rows, sweep=sweep, dtypes=[torch.float32])
+    assert record.measurements[0].roof_share is None
+    reason = "not known, since a call leaves elements of `cache` as they are; `@put_rows.cost` declares the bytes"
+    assert record.notes == [f"of copy: {reason} that it moves"]
+
+    put_rows.cost(lambda cache, rows, at: (3 * 4 * rows.numel() + 8 * at.numel(), None))
+    record, _ = measure(monkeypatch, put_rows, sweep=sweep, dtypes=[torch.float32])
+    assert record.measurements[0].roof_share == pytest.approx((3 * 4 * 32 + 8 * 4) / 10e-6 / 100e9)
+    assert record.notes == []
+
+    @opwright.operator(f"{ns}::twice_", autocast=None)
+    def twice_(x: Mutates[Float[Tensor, "s d"]]) -> Float[Tensor, ""]:
+        return x.mul_(2).sum()
+
+    record, _ = measure(monkeypatch, twice_, sweep={"s": [512], "d": [8]}, dtypes=[torch.float32])
+    assert record.measurements[0].roof_share == pytest.approx((2 * 4 * 512 * 8 + 4) / 10e-6 / 100e9)
 
 
 @opwright.operator("bench_tests::shift")
@@ -373,7 +402,7 @@ def test_device_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAM = """
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from opwright import operator
 
@@ -494,7 +523,7 @@ def test_a_derived_gradient_is_noted_with_what_it_costs(capsys: pytest.CaptureFi
 
 THRICE = '''
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from opwright import operator
 
@@ -535,7 +564,7 @@ def test_the_commands_bench_and_report(tmp_path: Path) -> None:
 
 
 SHARED = """
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 from opwright import operator
 

@@ -178,7 +178,7 @@ def bench(
         if run.too_large and not any(i.visits for i in inputs):
             raise NotVerifiedError(name, run.too_large[0][1], hint=smaller)
         measured = [i for i in inputs if i.visits]
-        if any(m.warnings or (not m.in_cache and m.roof_share > 1) for m in (i.measurement() for i in measured)):
+        if any(m.warnings or (not m.in_cache and (m.roof_share or 0) > 1) for m in (i.measurement() for i in measured)):
             on_run("", "the limits of the machine")
             record.limits = settings.limits = measure_limits_again(place, machine, settings.limits)
             machine.copy_gb_s, machine.compute_gflops = record.limits.copy_gb_s, record.limits.gemm_gflops.get("f32")
@@ -189,6 +189,8 @@ def bench(
     if operator is not None and any(m.direction != "forward" for m in record.measurements):
         remark = operator.gradient.describe()
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
+    pairs = zip(measured, record.measurements, strict=True)
+    record.notes += dict.fromkeys(each.tell_unknown_bytes() for each, m in pairs if m.roof_share is None)
     record.warnings = [*([busy] if busy else []), *_warn(record)]
     if not checked.passed:
         reasons = "; ".join(dict.fromkeys(check.note for check in checked.checks))

@@ -34,6 +34,9 @@ _CHANGED_BLOCK = 1  # before it the inputs get other values, and its first resul
 # How much faster than what was measured a kernel may be. PyTorch's copy of a core's cache does not reach what loads
 # alone would, and its matrix products are not always the best there are.
 _BANDWIDTH_FACTOR, _COMPUTE_FACTOR = 4.0, 2.0
+# Of the bytes that follow from the contract, the share of those in mutated arguments that a call may leave as they are,
+# if the others are to tell how many it moves: of a large cache it writes a few rows. Less if it beats a copy of them all.
+_MAX_UNCHANGED, _MAX_UNCHANGED_ABOVE_COPY = 7 / 8, 1 / 8
 # The clocks of a GPU's events, of graphs and of the host may differ by launches, and by this factor.
 _CLOCK_FACTOR, _LAUNCHES_US = 2.0, 30.0
 
@@ -91,6 +94,7 @@ class Input:
         self._peaks: dict[str, int | None] = {}
         self._cost = Cost(0)
         self._least, self._output_bytes = Cost(0), 0
+        self._unchanged: dict[str, int] = {}
 
     @property
     def elements(self) -> int:
@@ -144,6 +148,8 @@ class Input:
                 results = calls["opwright"][0]()
                 self._cost = cost_of(self.direction, work, operator, results)
                 self._least = least_cost(operator, self._cost, results, work.values)
+                if operator is not None and operator._cost is None:
+                    self._unchanged = work.count_unchanged_bytes()
                 self._output_bytes = sum(size_of(t) for t in results if isinstance(t, torch.Tensor))
             for number in range(1, place.input_sets(self._cost.bytes_moved, len(candidates))):
                 other = Workload(self.direction, self.plan.make(number).values, operator)
@@ -217,7 +223,7 @@ class Input:
         for timing in timed.timings:
             timing.peak_bytes = self._peaks.get(timing.candidate)
         ours = timed.timings[0]
-        rate = self._cost.bytes_moved / ours.median_us / 1e3  # GB/s
+        in_cache = self._cost.bytes_moved <= place.cache_bytes()
         return Measurement(
             direction=self.direction,
             case=self.case,
@@ -226,8 +232,8 @@ class Input:
             bytes_moved=self._cost.bytes_moved,
             flop=self._cost.flop,
             timings=timed.timings,
-            roof_share=rate / limits.copy_gb_s,
-            in_cache=self._cost.bytes_moved <= place.cache_bytes(),
+            roof_share=self._share_of_copy(ours, in_cache),
+            in_cache=in_cache,
             copy_us=timed.copy_us,
             comparisons=timed.comparisons,
             output_bytes=self._output_bytes,
@@ -235,6 +241,22 @@ class Input:
             stopped=timed.stopped,
             warnings=[*self._warn_of_floor(ours), *_warn_of_clocks(ours)],
             named_case=self.named_case,
+        )
+
+    def _share_of_copy(self, ours: Timing, in_cache: bool) -> float | None:
+        """Returns what a measurement has as `roof_share`."""
+        moved = self._cost.bytes_moved
+        share = moved / ours.median_us / 1e3 / self._settings.limits.copy_gb_s
+        most = _MAX_UNCHANGED_ABOVE_COPY if share > 1 and not in_cache else _MAX_UNCHANGED
+        unchanged = 2 * sum(self._unchanged.values())  # the contract counts them as read and as written
+        return None if unchanged > most * moved else share
+
+    def tell_unknown_bytes(self) -> str:
+        """Returns why a measurement has no `roof_share`."""
+        names = " and ".join(f"`{name}`" for name, count in self._unchanged.items() if count)
+        return (
+            f"of copy: not known, since a call leaves elements of {names} as they are; "
+            f"`@{self._settings.operator.declaration.name}.cost` declares the bytes that it moves"
         )
 
     def _warn_of_floor(self, ours: Timing) -> list[str]:

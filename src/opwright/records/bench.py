@@ -107,7 +107,8 @@ class Measurement(OnCase):
         bytes_moved: the least a call has to read and write.
         flop: the least operations; None where nobody said.
         timings: one for each candidate, Opwright's first.
-        roof_share: bytes_moved over time, as a share of the machine's measured copy bandwidth.
+        roof_share: bytes_moved over time, as a share of the machine's measured copy bandwidth; None if a call
+            leaves most of an argument that it mutates as it is, and declares no cost.
         in_cache: whether the data fit the last-level cache, so that the share may pass 1.
         copy_us: on a GPU, device time of copying as many bytes as the input moves, in the same rounds, cold.
         comparisons: each other candidate beside Opwright.

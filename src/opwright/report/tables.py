@@ -155,7 +155,7 @@ def list_inputs(card: Card) -> dict[str, list[BenchRow]]:
             time=with_unit(ours.median_us, TIME),
             spread=tell_interval(card.spread_of(ours)),
             rivals=[_compare(card, measurement, name) for name in card.baselines],
-            rate=with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
+            rate="" if share is None else with_unit(rate_gb_s(measurement.bytes_moved, ours.median_us), RATE),
             share="in cache" if measurement.in_cache else "" if share is None else tell_share(share),
             roof_share=None if measurement.in_cache else share,
             warm=_time(ours.warm_us),

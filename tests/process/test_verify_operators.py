@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from typing import Annotated
 
 import pytest
 import torch
 from jaxtyping import Float, Float32, Float64, Int, Int8, Int64
 from torch import Tensor
 
-from opwright import bench, operator, verify
+from opwright import Index, Range, bench, operator, verify
 from opwright.cli.verify_command import print_record
 from opwright.contract.sweep import Sweep
 from opwright.errors import CheckError
 from opwright.isolation import hide_warnings_of_pytorch
+from opwright.verify.inputs.boundaries import negative_cases
 from opwright.verify.target import make_target
 
 
@@ -377,6 +379,32 @@ def test_a_reference_without_a_second_gradient_is_no_finding(ns) -> None:
         return 2 * grad_output * x
 
     assert outcomes(squared_sum, "second gradients")["second gradients"].endswith("no derivative of this")
+
+
+def test_numerics_has_negative_integers_where_they_are_not_indices(ns) -> None:
+    """They were for `boundaries` alone, and bench, which asks `numerics`, measured a division that rounds towards 0."""
+
+    @operator(f"{ns}::floor_div")
+    def floor_div(a: Int64[Tensor, "*s"], by: Annotated[int, Range(1, 1000)] = 7) -> Int64[Tensor, "*s"]:
+        return torch.div(a, by, rounding_mode="floor")
+
+    def truncated(a: Tensor, by: int) -> Tensor:
+        return torch.div(a, by, rounding_mode="trunc")
+
+    assert verify(floor_div, quick=True, checks=["numerics"]).passed
+    (failure,) = verify(floor_div, reference=truncated, quick=True, checks=["numerics"]).failures
+    assert "(a on both sides of 0)" in failure.case
+
+    def labels(annotation) -> list[str]:
+        def taken(a: annotation, x: Float[Tensor, "n"]) -> Float[Tensor, "m"]:
+            return x[a]
+
+        made = make_target(operator(f"{ns}::taken{next(numbers)}")(taken), None, None)
+        return [case.label for case in negative_cases(made)]
+
+    numbers = itertools.count()
+    assert labels(Int64[Tensor, "m"]) == []  # indices, as the reference says
+    assert labels(Annotated[Int64[Tensor, "m"], Index("n")]) == []
 
 
 def test_a_reference_that_cannot_be_compiled_is_no_finding(ns) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from opwright.verify.checks.finding import (
 )
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import read_passing_state
-from opwright.verify.inputs.boundaries import boundary_cases
+from opwright.verify.inputs.boundaries import boundary_cases, negative_cases
 from opwright.verify.inputs.values import holds_infinities
 from opwright.verify.inputs.variations import cases_with_other_options, is_of_one, resized_cases
 from opwright.verify.oracle import try_reference
@@ -56,14 +56,23 @@ def numerics(target: Target) -> Iterator[Finding]:
     """Every output of every case against the float64 oracle; inputs unchanged; nothing aliased."""
     with torch.no_grad():
         for case in target.within_time():
-            try:
-                expected = target.remember(("numerics", id(case)), lambda case=case: expected_of(target, case))
-            except Exception as error:
-                if target.operator is None:
-                    raise
-                yield _tell_raised(target, case, error, f", {_why_refused(target, case)}")
-                continue
-            yield check_call(target, case, target.inputs(case), expected)
+            yield _check_case(
+                target, case, lambda case: target.remember(("numerics", id(case)), lambda: expected_of(target, case))
+            )
+        # Where a failing case is made smaller, its parts are all there is.
+        if target.operator is not None and target.boundaries is None and not target.has_samples:
+            for case in negative_cases(target):
+                yield _check_case(target, case, lambda case: expected_of(target, case))
+
+
+def _check_case(target: Target, case: Case, expect: Callable[[Case], list[Output | None]]) -> Finding:
+    try:
+        expected = expect(case)
+    except Exception as error:
+        if target.operator is None:
+            raise
+        return _tell_raised(target, case, error, f", {_why_refused(target, case)}")
+    return check_call(target, case, target.inputs(case), expected)
 
 
 def _tell_raised(target: Target, case: Case, error: Exception, more: str = "") -> Finding:

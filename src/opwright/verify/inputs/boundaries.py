@@ -20,7 +20,7 @@ import torch
 from opwright.backends.registry import all_backends
 from opwright.contract import domains
 from opwright.contract.axes import Named, Variadic
-from opwright.contract.contract import Parameter
+from opwright.contract.contract import Contract, Parameter
 from opwright.contract.domains import Index
 from opwright.contract.fill import shape_of
 from opwright.contract.sources import Source
@@ -131,12 +131,8 @@ def _index_cases(target: Target) -> Iterator[Case]:
     """
     maker = target.make_sweep()
     dtype = target.contract.scalar_dtypes[0]
-    of_forward = {output.name for output in maker.forward[0].outputs} if maker.forward else set()
-    for parameter in target.contract.tensors:
+    for parameter in _integer_tensors(target.contract, maker):
         own = parameter.type.family.dtypes[0]
-        is_given = parameter.kind == "tensor" and parameter.name not in of_forward  # else it is computed
-        if not is_given or own.is_floating_point or own == torch.bool:
-            continue
         info = torch.iinfo(own)
 
         def filled(values: torch.Tensor, sizes: dict[str, int], what: str, name: str = parameter.name) -> Case:
@@ -190,6 +186,41 @@ def _index_cases(target: Target) -> Iterator[Case]:
                     yield case
 
 
+def negative_cases(target: Target) -> Iterator[Case]:
+    """Yields integer tensors with values on both sides of 0 that are not indices, where the reference takes them.
+
+    Without a bounded domain the inputs that follow from a contract have none: they might be indices.
+    """
+    maker = target.make_sweep()
+    sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
+    for parameter in _integer_tensors(target.drawn, maker):
+        own, domain = parameter.type.family.dtypes[0], parameter.domain or parameter.likely
+        if isinstance(domain, Index) or (domain is not None and domain.is_bounded):
+            continue
+        low, high = (torch.iinfo(own).min, torch.iinfo(own).max) if domain is None else map(int, domain.ends(own))
+        low, high = max(low, -_SMALL), min(high, _SMALL)
+
+        def fill(shape: tuple[int, ...], dtype: torch.dtype, low: int = low, high: int = high) -> torch.Tensor:
+            return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+        if low < 0 <= high:
+            label, dtype = f"{parameter.name} on both sides of 0", target.contract.scalar_dtypes[0]
+            case = _made(maker, label, dtype, sizes, {parameter.name: fill})
+            if _takes(target, case):
+                yield case
+
+
+def _integer_tensors(contract: Contract, maker: Sweep) -> Iterator[Parameter]:
+    """Yields the parameters that are tensors of integers and are given, not computed by the forward of a backward."""
+    of_forward = {output.name for output in maker.forward[0].outputs} if maker.forward else set()
+    for parameter in contract.tensors:
+        own = parameter.type.family.dtypes[0]
+        is_integer = not own.is_floating_point and own != torch.bool
+        if parameter.kind == "tensor" and parameter.name not in of_forward and is_integer:
+            yield parameter
+
+
+_SMALL = 100  # beyond every axis, so that the reference refuses it as an index
 _IGNORED = -100  # a target that PyTorch's losses leave out, unless they are told otherwise
 
 

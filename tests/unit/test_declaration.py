@@ -377,6 +377,42 @@ def test_a_missing_kernel_file_is_named() -> None:
         declared(lambda_reference, cpu="missing.cpp")
 
 
+KERNEL = """
+#include <opwright/kernel.h>
+template <typename T>
+void NAME(opwright::View<const T, 1> x, opwright::View<T, 1> output) {}
+OPWRIGHT_KERNEL(NAME, float)
+"""
+MACRO = """
+#define EXPORT(name) OPWRIGHT_KERNEL(name, float)
+void random_numbers(opwright::View<const float, 1> x, opwright::View<float, 1> output) {}  // not lambda_reference()
+EXPORT(random_numbers)
+"""
+
+
+def test_a_kernel_of_an_operator_that_draws_random_numbers(tmp_path, snapshot: SnapshotAssertion) -> None:
+    own, other, backward = (
+        KERNEL.replace("NAME", n) for n in ("random_numbers", "misnamed", "random_numbers_backward")
+    )
+    with pytest.raises(errors.DeclarationError) as caught:
+        declared(random_numbers, random=True, cpu=own)
+    assert message(caught) == snapshot
+    file = tmp_path / "shared.cpp"
+    file.write_text(own + backward)
+    for kernel in (other, MACRO, file):
+        with pytest.raises(errors.DeclarationError, match="has no kernel"):
+            declared(random_numbers, random=True, cpu=kernel)
+    drawn = declared(random_numbers, random=True, cpu=backward)
+    assert drawn(torch.zeros(100)).std() > 0.2
+    assert not drawn.operator.declaration.sources
+
+    @drawn.backward
+    def random_numbers_backward(grad_output, x):
+        return torch.zeros_like(x)
+
+    assert drawn.operator.backward_operator.declaration.sources
+
+
 def test_an_unknown_autocast_policy() -> None:
     with pytest.raises(errors.DeclarationError, match="promote"):
         declared(lambda_reference, autocast="widest")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from opwright.backends.protocol import CompiledBackend
 from opwright.backends.registry import all_backends
+from opwright.contract.declaration import Declaration
 from opwright.contract.sources import Source
+from opwright.errors import DeclarationError
 
 # A comment; a string, which may hold the beginning of one, is passed over.
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -39,6 +42,38 @@ def may_export(source: Source, name: str) -> bool:
     """Returns whether a source has a kernel of this name, as far as its text tells."""
     exports = find_exports(source)
     return exports is None or name in exports
+
+
+def refuse_kernel(declaration: Declaration, kernels: Mapping[str, str | Path | None]) -> None:
+    """Refuses a kernel of an operator whose reference always runs. Kernels of its backward may lie in the same source.
+
+    Args:
+        kernels: those that the declaration names, by backend.
+
+    Raises:
+        DeclarationError: it has such a kernel.
+    """
+    if not declaration.random:
+        return
+    name = declaration.name
+    for backend, source in declaration.backward_sources.items():
+        is_named = kernels.get(backend) is not None
+        if _defines(source, name) or (is_named and not _defines(source, f"{name}_backward")):
+            raise DeclarationError(
+                name,
+                "an operator that draws random numbers has no kernel: its reference runs",
+                rows=[("kernel", f"{source.backend}, {source.origin}")],
+                hint=f"leave out the kernel of `{name}`, or give the operator the random numbers as an input tensor",
+            )
+
+
+def _defines(source: Source, name: str) -> bool:
+    """Returns whether a source has a kernel of this name, or a function where its text does not tell its kernels."""
+    exports = find_exports(source)
+    if exports is not None:
+        return name in exports
+    code = re.sub(all_backends()[source.backend].comments, "", source.read())
+    return re.search(rf"(?<![\w.]){name}\s*\(", code) is not None
 
 
 def without_comments(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
 from opwright.contract.annotations import read_outputs, read_parameters
@@ -34,7 +34,8 @@ class Declaration(NamedTuple):
         qualified_name: `ns::name`.
         reference: the function that was decorated.
         contract: its arguments and outputs.
-        sources: kernels by backend, and by type of device: the one that runs there.
+        sources: kernels by backend, and by type of device: the one that runs there. None where the reference always runs.
+        backward_sources: those of its backward.
         random: whether the reference draws random numbers.
         autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to
             autocast's dtype), "float32", or None (nothing).
@@ -66,6 +67,7 @@ class Declaration(NamedTuple):
     shared_gradients: tuple[tuple[str, ...], ...] = ()
     derived_gradients: tuple[str, ...] = ()
     body: CodeType | None = None
+    backward_sources: Mapping[str, Source] = MappingProxyType({})
 
     @property
     def namespace(self) -> str:
@@ -151,11 +153,12 @@ def declare(
         )
     code = reference.__code__
     file = code.co_filename
+    sources = find_sources(subject, file)
     return Declaration(
         qualified_name=qualified_name,
         reference=reference,
         contract=contract,
-        sources=find_sources(subject, file),
+        sources={} if random else sources,
         random=random,
         autocast=autocast,
         module=reference.__module__,
@@ -167,6 +170,7 @@ def declare(
         shared_gradients=_check_shared(contract, shared_gradients),
         derived_gradients=_check_derived(contract, derived_gradients),
         body=body if body is not None and body.co_name == "<module>" else None,
+        backward_sources=sources,
     )
 
 
@@ -309,6 +313,7 @@ def declare_backward(
         qualified_name=f"{forward.namespace}::{subject}",
         reference=reference,
         contract=contract,
+        sources=forward.backward_sources,
         shared_gradients=(),
         derived_gradients=(),
         file=reference.__code__.co_filename,

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from opwright import settings
+from opwright.backends.exports import refuse_kernel as refuse_kernel
 from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend
 from opwright.backends.registry import all_backends, backend_of_device, device_types
 from opwright.backends.sources import find_sources as find_sources

@@ -81,13 +81,14 @@ def operator(
         name = getattr(qualified_name, "__name__", "name")
         raise DeclarationError(name, "`@operator` wants the operator's name", hint=f'`@operator("my_ops::{name}")`')
     frame = sys._getframe(1)
+    named = {"cpu": cpu, "cuda": cuda, "triton": triton}
 
     def decorate(reference: Callable[..., Any]) -> Any:
         try:
             declaration = declare(
                 qualified_name,
                 reference,
-                find_sources=partial(kernels.find_sources, kernels={"cpu": cpu, "cuda": cuda, "triton": triton}),
+                find_sources=partial(kernels.find_sources, kernels=named),
                 random=random,
                 data_dependent=data_dependent,
                 non_differentiable=non_differentiable,
@@ -100,6 +101,7 @@ def operator(
                 local_names=frame.f_locals,
                 body=frame.f_code,
             )
+            kernels.refuse_kernel(declaration, named)
             return install(declaration).function
         except DeclarationError as error:
             raise _locate(error, reference) from None

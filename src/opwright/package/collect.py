@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import opwright
+from opwright.backends.exports import refuse_kernel
 from opwright.backends.sources import find_sources
 from opwright.contract.declaration import Declaration, declare, declare_backward
 from opwright.errors import PackageError
@@ -31,15 +32,17 @@ def operator(
         options: those that `declare` takes too.
     """
     names = sys._getframe(1).f_locals
+    named = {"cpu": cpu, "cuda": cuda, "triton": triton}
 
     def decorate(reference: Callable[..., Any]) -> Any:
         declaration = declare(
             qualified_name,
             reference,
-            find_sources=partial(find_sources, kernels={"cpu": cpu, "cuda": cuda, "triton": triton}),
+            find_sources=partial(find_sources, kernels=named),
             local_names=names,
             **options,
         )
+        refuse_kernel(declaration, named)
         return _Declared(declaration)
 
     return decorate

@@ -362,6 +362,43 @@ def test_operators_with_sizes_from_the_data(ns, entries):
         assert doubled(x.repeat(3))[1].tolist() == [0, 2, 3, 5, 6, 8]
 
 
+KERNELS = """
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T>
+void doubled(View<const T, 1> x, View<T, 1> output) {
+  for (int64_t i = 0; i < output.size(0); ++i) output(i) = 2 * x(i);
+}
+template <typename T>
+void chosen_backward(View<const T, 1> grad_output, View<const T, 1> x, View<T, 1> grad_x) {
+  for (int64_t i = 0, k = 0; i < x.size(0); ++i) grad_x(i) = x(i) > 0 ? grad_output(k++) : T(0);
+}
+OPWRIGHT_KERNEL(doubled, float)
+OPWRIGHT_KERNEL(chosen_backward, float)
+"""
+
+
+def test_an_operator_with_sizes_from_the_data_beside_kernels_of_others(ns, tmp_path):
+    (tmp_path / "kernels.cpp").write_text(KERNELS)
+
+    @operator(f"{ns}::doubled", cpu=tmp_path / "kernels.cpp")
+    def doubled(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * 2
+
+    @operator(f"{ns}::chosen", cpu=tmp_path / "kernels.cpp", data_dependent=["k"])
+    def chosen(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+        return x[x > 0]
+
+    @chosen.backward
+    def chosen_backward(grad_output, x):
+        raise AssertionError("the kernel runs")
+
+    x = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
+    assert doubled(x.detach()).tolist() == [2.0, -4.0, 6.0]
+    (gradient,) = torch.autograd.grad((chosen(x) ** 2).sum(), x)
+    assert gradient.tolist() == [2.0, 0.0, 6.0]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # which Dynamo itself reads
 @pytest.mark.parametrize("needs_gradient", [False, True])
 def test_a_graph_that_breaks_at_an_operator_leaves_what_runs_there_uncompiled(ns, entries, needs_gradient):

@@ -413,6 +413,16 @@ def test_a_kernel_of_an_operator_that_draws_random_numbers(tmp_path, snapshot: S
     assert drawn.operator.backward_operator.declaration.sources
 
 
+def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+    return x[x > 0]
+
+
+def test_a_kernel_of_an_operator_with_sizes_that_depend_on_data(snapshot: SnapshotAssertion) -> None:
+    with pytest.raises(errors.DeclarationError) as caught:
+        declared(positive, data_dependent=["k"], cpu=KERNEL.replace("NAME", "positive"))
+    assert message(caught) == snapshot
+
+
 def test_an_unknown_autocast_policy() -> None:
     with pytest.raises(errors.DeclarationError, match="promote"):
         declared(lambda_reference, autocast="widest")
@@ -425,9 +435,6 @@ def test_accepted_when_declared() -> None:
     first = noisy(x)
     torch.manual_seed(0)
     assert torch.equal(first, torch.rand(100)) or torch.equal(first, noisy(x)) or first.std() > 0.2
-
-    def positive(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
-        return x[x > 0]
 
     chosen = declared(positive, data_dependent=["k"])
     assert chosen(torch.tensor([1.0, -1.0, 2.0])).tolist() == [1.0, 2.0]

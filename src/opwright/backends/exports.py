@@ -53,7 +53,8 @@ def refuse_kernel(declaration: Declaration, kernels: Mapping[str, str | Path | N
     Raises:
         DeclarationError: it has such a kernel.
     """
-    if not declaration.random:
+    is_random = declaration.random
+    if not is_random and not declaration.contract.data_dependent:
         return
     name = declaration.name
     for backend, source in declaration.backward_sources.items():
@@ -61,9 +62,15 @@ def refuse_kernel(declaration: Declaration, kernels: Mapping[str, str | Path | N
         if _defines(source, name) or (is_named and not _defines(source, f"{name}_backward")):
             raise DeclarationError(
                 name,
-                "an operator that draws random numbers has no kernel: its reference runs",
+                f"an operator {'that draws random numbers' if is_random else 'with `data_dependent=`'} has no kernel: "
+                "its reference runs",
                 rows=[("kernel", f"{source.backend}, {source.origin}")],
-                hint=f"leave out the kernel of `{name}`, or give the operator the random numbers as an input tensor",
+                hint=f"leave out the kernel of `{name}`, or "
+                + (
+                    "give the operator the random numbers as an input tensor"
+                    if is_random
+                    else "return tensors of the largest size, and the count of entries as another output"
+                ),
             )
 
 

@@ -158,7 +158,7 @@ def declare(
         qualified_name=qualified_name,
         reference=reference,
         contract=contract,
-        sources={} if random else sources,
+        sources={} if random or data_dependent else sources,
         random=random,
         autocast=autocast,
         module=reference.__module__,

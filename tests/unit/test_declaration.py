@@ -377,6 +377,36 @@ def test_a_missing_kernel_file_is_named() -> None:
         declared(lambda_reference, cpu="missing.cpp")
 
 
+def test_attention_and_dropout_that_draw_no_random_numbers() -> None:
+    def attention(
+        q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h m d"], v: Float[Tensor, "b h m d"]
+    ) -> Float[Tensor, "b h n d"]:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def left_out(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return torch.nn.functional.dropout(torch.nn.functional.rrelu(x), 0.5, training=False)
+
+    q, k, v = torch.randn(3, 1, 2, 4, 8)
+    expected = (q @ k.mT / 8**0.5).softmax(-1) @ v
+    torch.testing.assert_close(declared(attention)(q, k, v), expected)
+    assert declared(left_out)(torch.ones(3)).tolist() == [1.0] * 3
+
+
+def test_dropout_with_a_probability_of_0_by_default() -> None:
+    def attention(q: Float[Tensor, "b h n d"], p: float = 0.0) -> Float[Tensor, "b h n d"]:
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=p)
+
+    def trained(x: Float[Tensor, "n"], train: bool = False) -> Float[Tensor, "n"]:
+        return torch.nn.functional.rrelu(x, training=train)
+
+    def never_true(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return torch.ops.aten.bernoulli.p(x, 0)
+
+    for reference in (attention, trained, never_true):
+        with pytest.raises(errors.RandomnessError, match="random=True"):
+            declared(reference)
+
+
 KERNEL = """
 #include <opwright/kernel.h>
 template <typename T>

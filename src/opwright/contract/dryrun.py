@@ -41,7 +41,12 @@ _DATA_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every PyTorch operator that the reference calls."""
+    """Sees every PyTorch operator that the reference calls.
+
+    Attributes:
+        data_operator: one whose result's size depends on data.
+        may_draw: whether one draws random numbers, or would if it were given another probability or were training.
+    """
 
     def __init__(self, declaration: Declaration, inputs: dict[str, list[torch.Tensor]]) -> None:
         super().__init__()
@@ -49,6 +54,7 @@ class _Watch(TorchDispatchMode):
         self.mutable = {p.name for p in declaration.contract.mutated}
         self.inputs = {_torch.address_of(t.untyped_storage()): name for name, ts in inputs.items() for t in ts}
         self.data_operator: str | None = None
+        self.may_draw = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,12 +63,13 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and not self.declaration.random:
-            name = self.declaration.name
-            raise RandomnessError(
-                name,
-                f"the reference draws random numbers with `{func}`",
-                hint=f'`@operator("{self.declaration.qualified_name}", random=True)`',
-            )
+            self.may_draw = True
+            if _draws(func, args, kwargs):
+                raise RandomnessError(
+                    self.declaration.name,
+                    f"the reference draws random numbers with `{func}`",
+                    hint=f'`@operator("{self.declaration.qualified_name}", random=True)`',
+                )
         if any(tag in func.tags for tag in _DATA_TAGS):
             self.data_operator = str(func)
         for argument, value in zip(_torch.schema_of(func).arguments, args, strict=False):
@@ -86,6 +93,15 @@ class _Watch(TorchDispatchMode):
                     f"the reference writes into `{name}` with `{func}`",
                     hint=f"`{name}: Mutates[{parameter.type}]`, or write into `{name}.clone()`",
                 )
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether an operator that may draw random numbers does: attention without dropout does not."""
+    schema = _torch.schema_of(func).arguments
+    given = {a.name: a.default_value for a in schema} | dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+    is_training = all(given.get(name) is not False for name in ("train", "training"))
+    chances = ("dropout_p", "dropout", *(("p",) if "train" in given else ()))  # the last of dropout itself
+    return is_training and all(given.get(name) != 0 for name in chances)
 
 
 @contextlib.contextmanager
@@ -122,6 +138,9 @@ def dry_run(declaration: Declaration) -> None:
             return
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
             result, watch = _run(declaration, values)
+        if watch.may_draw:  # an option may be the probability: with another value it is seen to draw
+            with torch.no_grad():
+                _run(declaration, values | _other_options(declaration.contract, values))
         if seed == 0:
             (_check_axes if result is None else _check_variadic_axes)(declaration)
         if result is None or declaration.contract.data_dependent:
@@ -238,6 +257,12 @@ def _run(declaration: Declaration, values: dict[str, Any]) -> tuple[tuple[Any] |
         raise
     except Exception:  # whatever a reference may raise at sizes or on tensors that are not its own
         return None, watch
+
+
+def _other_options(contract: Contract, values: dict[str, Any]) -> dict[str, Any]:
+    """Returns other values of flags, and of numbers that are 0."""
+    flags = {p.name: not values[p.name] for p in contract.parameters if p.kind == "bool"}
+    return flags | {p.name: values[p.name] or 0.5 for p in contract.parameters if p.kind == "float"}
 
 
 def _check_result(declaration: Declaration, values: dict[str, Any], result: Any) -> None:

@@ -104,6 +104,28 @@ def test_a_random_operator_writes_what_it_returns(ns) -> None:
     assert outcomes(noisy, "outputs written") == {"outputs written": "passed"}
 
 
+FIRST_ENTRIES = """
+#include <opwright/kernel.h>
+template <typename T>
+void first_entries(opwright::View<const T, 2> x, int64_t k, opwright::View<T, 2> output) {
+  for (int64_t i = 0; i < output.size(0); ++i)
+    for (int64_t j = 0; j < k; ++j) output(i, j) = j < x.size(1) ? x(i, j) : T(0);
+}
+OPWRIGHT_KERNEL(first_entries, float)
+"""
+
+
+@pytest.mark.compiler
+def test_a_reference_that_breaks_its_contract_is_named_and_not_the_kernel(ns) -> None:
+    @operator(f"{ns}::first_entries", cpu=FIRST_ENTRIES)
+    def first_entries(x: Float[Tensor, "t n"], k: Annotated[int, Range(1, 2)] = 2) -> Float[Tensor, "t k"]:
+        return x[:, :k].clone()
+
+    said = '`output`: the reference returns the shape [1, 1], and its annotation `Float[Tensor, "t k"]` says [1, 2]'
+    found = outcomes(first_entries, "outputs written", "numerics")
+    assert [text.startswith(said) for text in found.values()] == [True, True], found
+
+
 IGNORING = """
 #include <opwright/kernel.h>
 template <typename T>

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from opwright.errors import plural
+from opwright.contract.sweep import Case
+from opwright.errors import ContractError, plural
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
 from opwright.verify.modes import OperatorWatch
@@ -114,6 +115,39 @@ def outputs_and_mutated(target: Target, values: Sequence[Any]) -> list[Any]:
     values = list(values)
     outputs = target.reference(values)
     return [*outputs, *target.written(values)]
+
+
+def outputs_by_contract(target: Target, case: Case) -> list[tuple[Sequence[int], torch.dtype]]:
+    """Returns the shape and dtype of each output: from the contract, or the reference where only the data know it."""
+    contract = target.operator.contract
+    if contract.data_dependent:
+        return [(t.shape, t.dtype) for t in target.reference(copy_of(case.values))]
+    bindings = contract.bind(contract.name_arguments(case.values))
+    return [(contract.output_shape(o, bindings), contract.output_dtype(o, bindings)) for o in contract.outputs]
+
+
+def tell_reference(target: Target, case: Case, results: Sequence[Any]) -> str:
+    """Returns where the reference does not return what its annotation says; its declaration saw few sizes, and one dtype.
+
+    Args:
+        results: of the reference: anything with a shape and a dtype.
+    """
+    if target.operator is None or target.operator.contract.data_dependent:
+        return ""
+    try:
+        promised = outputs_by_contract(target, case)
+    except ContractError:  # a call of the operator says what is wrong
+        return ""
+    for output, result, (shape, dtype) in zip(target.operator.contract.outputs, results, promised, strict=False):
+        if result is None:
+            continue
+        if result.dtype != dtype:
+            told = f"returns {result.dtype}, and its annotation says {dtype}; cast it with `.to`"
+            return f"`{output.name}`: the reference {told}"
+        if list(result.shape) != list(shape):
+            told = f"returns the shape {list(result.shape)}, and its annotation `{output.type}` says {list(shape)}"
+            return f"`{output.name}`: the reference {told}; correct it, or let it raise an error for such inputs"
+    return ""
 
 
 def is_own(target: Target, of_gradient: bool = False) -> bool:

@@ -13,14 +13,17 @@ from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.memory import overlaps_itself
 from opwright.contract.sweep import Case
 from opwright.dispatch.reference import absent_gradient
+from opwright.errors import OpwrightError
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,
     agree,
     find_difference,
     first_line,
+    outputs_by_contract,
     outputs_of_reference,
     tell_difference_from,
+    tell_reference,
 )
 from opwright.verify.checks.numerics import expected_of
 from opwright.verify.compare import pattern_of, tell_share
@@ -48,9 +51,9 @@ def outputs_written(target: Target) -> Iterator[Finding]:
         dtypes = {id(case): dtype for dtype, case in target.cases()}
         for case in target.within_time():
             chosen = dtypes[id(case)]
-            outputs = _outputs_of(target, case)
+            outputs = outputs_by_contract(target, case)
             if chosen not in complaints:
-                complaints[chosen] = _tell_reference(target, case, outputs)
+                complaints[chosen] = tell_reference(target, case, try_reference(target.reference, case.values) or [])
                 if complaints[chosen]:
                     yield Finding(str(case), complaints[chosen])
             if complaints[chosen]:
@@ -63,7 +66,14 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                 outs.append(buffer[_GUARD : _GUARD + size].view(shape))
             values, bands = target.inputs_between_guards(case)
             random = generators.get_rng_state(*where)
-            target.call_with_out(values, outs)
+            try:
+                target.call_with_out(values, outs)
+            except OpwrightError:
+                message = tell_reference(target, case, try_reference(target.reference, case.values) or [])
+                if not message:
+                    raise
+                yield Finding(str(case), message)
+                continue
             target.wait(target.device)
             if not bands.are_intact():
                 yield Finding(str(case), _WRITES_AROUND, is_fatal=_WRITES_AROUND)
@@ -85,24 +95,6 @@ def outputs_written(target: Target) -> Iterator[Finding]:
                 yield Finding(f"{case}, {what}", message, is_fatal=is_damage)
                 if is_damage:
                     return
-
-
-def _outputs_of(target: Target, case: Case) -> list[tuple[Sequence[int], torch.dtype]]:
-    """Returns the shape and dtype of each output: from the contract, or the reference where only the data know it."""
-    contract = target.operator.contract
-    if contract.data_dependent:
-        return [(t.shape, t.dtype) for t in target.reference(copy_of(case.values))]
-    bindings = contract.bind(contract.name_arguments(case.values))
-    return [(contract.output_shape(o, bindings), contract.output_dtype(o, bindings)) for o in contract.outputs]
-
-
-def _tell_reference(target: Target, case: Case, outputs: Sequence[tuple[Sequence[int], torch.dtype]]) -> str:
-    """Returns where the reference does not return what its annotation says. Its declaration saw one dtype alone."""
-    plain = try_reference(target.reference, case.values)
-    for name, result, (_, dtype) in zip(target.output_names(len(outputs)), plain or [], outputs, strict=False):
-        if isinstance(result, torch.Tensor) and result.dtype != dtype:
-            return f"{name}: the reference returns {result.dtype}, and its annotation says {dtype}; cast it with `.to`"
-    return ""
 
 
 def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> Finding:

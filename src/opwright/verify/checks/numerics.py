@@ -25,6 +25,7 @@ from opwright.verify.checks.finding import (
     origin,
     outputs_and_mutated,
     outputs_of_reference,
+    tell_reference,
 )
 from opwright.verify.devices import CPU
 from opwright.verify.global_state import read_passing_state
@@ -117,7 +118,7 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
             continue
         finding.message = _form_of(target, output, wanted, is_output=i < len(outputs))
         if finding.message:
-            finding.message = f"{names[i]}: {finding.message}"
+            finding.message = tell_reference(target, case, expected) or f"{names[i]}: {finding.message}"
             return finding
         difference = target.compare(output, wanted)
         finding.note_worst(difference)

@@ -330,3 +330,49 @@ def test_a_kernel_that_is_slow_on_long_axes_gets_no_longer_one(ns, monkeypatch: 
 
     assert longest(0.0) > 2**17
     assert longest(1.0) < 2**17
+
+
+FOLDED = """
+#include <opwright/kernel.h>
+template <typename T>
+void folded(opwright::View<const T, 2> x, int64_t r, opwright::View<T, 2> output) {
+  for (int64_t i = 0; i < output.size(0); ++i)
+    for (int64_t j = 0; j < output.size(1); ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < COUNT; ++k) sum += double(x(i, k * output.size(1) + j));
+      output(i, j) = T(sum);
+    }
+}
+OPWRIGHT_KERNEL(folded, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "is_right"),
+    [("r", True), ("2", False), ("(r > 2 ? 2 : r)", False), ("(r < 2 ? 0 : r)", False), ("(r == 9 ? 0 : r)", False)],
+)
+def test_an_option_that_is_a_factor_of_a_size_has_other_values(ns, count: str, is_right: bool) -> None:
+    @opwright.operator(f"{ns}::folded", cpu=FOLDED.replace("COUNT", count))
+    def folded(x: Float[Tensor, "*b r*c"], r: Annotated[int, opwright.Range(1, 9)] = 2) -> Float[Tensor, "*b c"]:
+        return x.unflatten(-1, (r, x.shape[-1] // r)).sum(-2)
+
+    numerics, boundaries = (failure_of(folded, check) for check in ("numerics", "boundaries"))
+    assert (numerics == boundaries == "") == is_right
+    assert (numerics != "") == (count in ("2", "(r > 2 ? 2 : r)"))  # at the second value; the others at ends
+
+
+@pytest.mark.parametrize("most", [9, 2**40])
+def test_the_size_of_an_axis_that_an_option_gives_is_drawn(ns, most: int) -> None:
+    @opwright.operator(f"{ns}::weighted")
+    def weighted(
+        x: Float[Tensor, "n k*k"], w: Float[Tensor, "k"], k: Annotated[int, opwright.Range(0, most)] = 0
+    ) -> Float[Tensor, "n k"]:
+        return x.unflatten(-1, (k, k)) @ w
+
+    target = make_target(weighted, None, None)
+    assert {case.options["k"] for _, case in target.cases()} == {0, 1}
+    shapes = [tuple(tuple(v.shape) for v in c.values[:2]) for c in boundary_cases(target) if c.label.startswith("k of")]
+    sizes = [w[0] for _, w in shapes]
+    assert all(x[1] == w[0] ** 2 for x, w in shapes)
+    assert set(sizes) >= {1, 2, 3, 4, 5, 8, *([9] if most == 9 else [17])}
+    assert max(sizes) < 1000

@@ -124,9 +124,9 @@ class Sweep:
 
     # --- shapes ----------------------------------------------------------------------------------------
 
-    def base_sizes(self, table: Sequence[int] = _PRIMES) -> dict[str, int]:
+    def base_sizes(self, table: Sequence[int] = _PRIMES, options: Mapping[str, Any] | None = None) -> dict[str, int]:
         """Returns a size for every named axis, all different, in an order that leaves no output empty if there is one."""
-        fixed = self._int_sizes()
+        fixed = self._int_sizes(options)
         free = [name for name in self.names if name not in fixed]
         orders = itertools.permutations(itertools.islice(itertools.cycle(table), len(free)))
         tried = (fixed | dict(zip(free, order, strict=True)) for order in itertools.islice(orders, _MOST_ORDERS))
@@ -141,9 +141,9 @@ class Sweep:
         except ZeroDivisionError:
             return False
 
-    def large_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
+    def large_sizes(self, options: Mapping[str, Any] | None = None) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes for large cases: enough elements for all threads, and not many more."""
-        sizes = self.base_sizes(_LARGE)
+        sizes = self.base_sizes(_LARGE, options)
         free = [name for name in self.names if name not in self._int_sizes()]
         batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], _MOST_ELEMENTS // _LARGE_BATCH[0] // 2 * 2 - 1)
 
@@ -155,14 +155,15 @@ class Sweep:
             sizes[widest] = sizes[widest] // 2 | 1
         return sizes, batch
 
-    def _int_sizes(self) -> dict[str, int]:
+    def _int_sizes(self, options: Mapping[str, Any] | None = None) -> dict[str, int]:
         """The sizes that arguments give: integers, for a backward those of its forward as well."""
         contracts = (self.contract,) if self.forward is None else (self.forward[0], self.contract)
-        return {p.name: _usual_int(p) for contract in contracts for p in contract.parameters if p.kind == "int"}
+        ints = [p for contract in contracts for p in contract.parameters if p.kind == "int"]
+        return {p.name: (options or {}).get(p.name, _usual_int(p)) for p in ints}
 
-    def aligned_sizes(self) -> tuple[dict[str, int], tuple[int, ...]]:
+    def aligned_sizes(self, options: Mapping[str, Any] | None = None) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes that are multiples of every vector width, for more than 64k elements."""
-        sizes, rows = self.base_sizes(_ALIGNED), 8
+        sizes, rows = self.base_sizes(_ALIGNED, options), 8
         free = [name for name in self.names if name not in self._int_sizes()]
         least = _ALIGNED_ELEMENTS * (16 if self.effort == "full" else 1)
 
@@ -196,11 +197,10 @@ class Sweep:
         place = dtypes.index(dtype)
         is_full, is_main = self.effort == "full", place == 0
         yield from self._small_cases(dtype, first, others, place)
-        large, large_batch = self.large_sizes()
-        aligned, aligned_batch = self.aligned_sizes()
         # Enough elements for all special values, also where there is no other axis than those of the batch.
         rows = (5,) if set(self.names) - set(self._int_sizes()) else (_LARGE[0],)
         for number, options in enumerate((first, *others)):
+            (large, large_batch), (aligned, aligned_batch) = self.large_sizes(options), self.aligned_sizes(options)
             turn = number + place
             is_whole = is_full or not turn
             scales = _SCALES if is_whole else dict.fromkeys((_SCALES[0], _SCALES[turn % len(_SCALES)]))
@@ -213,6 +213,7 @@ class Sweep:
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
             if self._every_value_of and (is_full or not number):
                 yield self.make("every value", dtype, aligned, aligned_batch, options, every=self._every_value_of)
+        large, large_batch = self.large_sizes()
         if is_main or is_full:
             for layout in LAYOUTS if is_full else LAYOUTS[1:2]:
                 yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
@@ -268,7 +269,7 @@ class Sweep:
             yield self.make("four batch axes", dtype, base, (2, 1, 3, 2), first)
         yield self.make("base", dtype, base, batch, first)
         for options in others:
-            yield self.make("base", dtype, base, batch, options)
+            yield self.make("base", dtype, self.base_sizes(options=options), batch, options)
         if self._rounds and not place:
             names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
             halves = {name: partial(_halves, i) for i, name in enumerate(names)}
@@ -283,7 +284,7 @@ class Sweep:
         # several that cannot be joined are copied.
         strided = LAYOUTS if is_full else _STRIDED[place % len(_STRIDED) :][:1]
         for layout, options in itertools.product(strided, others):
-            yield self.make(layout, dtype, base, (7,), options, layout=layout)
+            yield self.make(layout, dtype, self.base_sizes(options=options), (7,), options, layout=layout)
         for name in [p.name for p in self.contract.tensors if p.optional]:
             yield self.make(f"without {name}", dtype, base, batch, first, absent={name})
             for layout in strided:
@@ -368,8 +369,7 @@ class Sweep:
     def option_sets(self) -> list[dict[str, Any]]:
         """Returns combinations of options: the defaults, each option changed alone, others until all pairs are covered.
 
-        Integers and numbers have a second value: a kernel that ignores one is right at one value only. Integers that
-        are sizes of inputs keep theirs.
+        Integers and numbers have a second value: a kernel that ignores one is right at one value only.
         """
         axes: list[list[tuple[str, Any]]] = []
         for p in self.contract.parameters:
@@ -379,7 +379,7 @@ class Sweep:
                 values = [False, True] if p.default in (MISSING, False) else [True, False]
             elif p.kind == "int":
                 usual = _usual_int(p)
-                values = [usual] if p.name in self.names else [usual, usual + 1 if usual >= 0 else usual - 1]
+                values = [usual, *(usual + step for step in ((1, -1) if usual >= 0 else (-1, 1)))]
             elif p.kind == "float":
                 usual = 0.5 if p.default is MISSING else p.default
                 # A number that float32 cannot represent: a kernel for float64 may round it to that.
@@ -388,6 +388,7 @@ class Sweep:
                 continue
             if isinstance(p.domain, Range):
                 values = list(dict.fromkeys(nearest_in(p.domain, value, p.kind) for value in values))
+            values = values[:2] if p.kind == "int" else values  # the third is for where the second is out of its domain
             axes.append([(p.name, value) for value in values])
         defaults = [values[0] for values in axes]
         alone = [[*defaults[:i], value, *defaults[i + 1 :]] for i, values in enumerate(axes) for value in values[1:]]
@@ -421,6 +422,7 @@ class Sweep:
         """Returns a case with these sizes and options.
 
         Args:
+            sizes: of the named axes; an integer among the options that is the size of one comes before.
             layout: of all tensors, or by name; the others are contiguous.
             special: the tensors that get special values, and how far the list of them is turned.
             apart: whether those are spread over the tensor.
@@ -430,7 +432,7 @@ class Sweep:
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}
-        sizes = {p.name: options[p.name] for p in self.contract.parameters if p.kind == "int"} | dict(sizes)
+        sizes = dict(sizes) | {p.name: options[p.name] for p in self.contract.parameters if p.kind == "int"}
         values: list[Any] = []
         for parameter in self.contract.parameters:
             if not parameter.is_tensor:

@@ -279,7 +279,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
     sizes = maker.base_sizes() | {BATCH: 3}
     for parameter in target.contract.parameters:
         name = parameter.name
-        if parameter.kind not in ("int", "float") or name in maker.names:  # a size of an input is that input's
+        if parameter.kind not in ("int", "float"):
             continue
 
         def made(value: float, name: str = name, at: dict[str, int] = sizes) -> Case:
@@ -292,20 +292,30 @@ def _option_cases(target: Target) -> Iterator[Case]:
             yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
             continue
 
-        def takes(value: int, made: Callable[[float], Case] = made) -> bool | None:
+        def has_inputs(value: int, name: str = name, at: dict[str, int] = sizes) -> bool:
+            """Returns whether there are tensors of these sizes, and small ones, where an integer is a size of theirs."""
+            return name not in maker.names or 0 <= _largest(maker, at, {name: value}) <= _MAX_OF_OPTION
+
+        def takes(
+            value: int, made: Callable[[float], Case] = made, has: Callable[[int], bool] = has_inputs
+        ) -> bool | None:
+            if not has(value):
+                return None
             return _fits_contract(target, made(value)) and _takes(target, made(value))
 
         found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
             continue
         if found.above is not None:
-            for value in _beyond(target, parameter, found.high):
-                case = made(value, at=maker.large_sizes()[0] | {BATCH: 3})
+            large = maker.large_sizes()[0] | {BATCH: 3}
+            for value in (v for v in _beyond(target, parameter, found.high) if has_inputs(v, at=large)):
+                case = made(value, at=large)
                 if _fits_contract(target, case) and _takes(target, case) and _is_finite(target, case):
                     yield case
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
-        for value in dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits)):
+        tried = dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits))
+        for value in filter(has_inputs, tried):
             case = made(value)
             if value == usual[name] or not _fits_contract(target, case):
                 continue
@@ -345,6 +355,7 @@ def _fits_contract(target: Target, case: Case) -> bool:
 
 _SMALL_INTEGERS = (2, 3, 4, 5, 8, 17)  # where a kernel has code for some values, or a table
 _LARGER_INTEGERS = (17, 33, 65, 100)
+_MAX_OF_OPTION = 2**18  # elements of an input that has an option for a size
 _MAX_LIMIT = 2**31  # farther from 0 the limit is one of the arithmetic of the reference, which a kernel need not have
 
 
@@ -551,7 +562,7 @@ def _put_extremes_last(tensor: torch.Tensor) -> None:
 
     An index of 16 bits, or a search that leaves out the end, finds others.
     """
-    if _MANY not in tensor.shape or tensor.dtype == torch.bool or tensor.is_complex():
+    if _MANY not in tensor.shape or not tensor.numel() or tensor.dtype == torch.bool or tensor.is_complex():
         return
     rows = tensor.movedim(tensor.shape.index(_MANY), -1)
     rows = rows[(0,) * (rows.ndim - 2)] if rows.ndim > 2 else rows.view(-1, _MANY) if rows.ndim == 1 else rows
@@ -606,9 +617,14 @@ _LENGTHS = (1, 2, 4, 5, 9, 65)
 # --- making cases ------------------------------------------------------------------------------------------
 
 
-def _largest(maker: Sweep, sizes: dict[str, int]) -> int:
-    named = maker.option_sets()[0] | maker.base_sizes() | sizes
-    return max(math.prod(shape_of(p.type, named, (sizes.get(BATCH, 1),))) for p in maker.contract.tensors)
+def _largest(maker: Sweep, sizes: dict[str, int], options: dict[str, Any] | None = None) -> int:
+    """Returns the elements of the largest input of these sizes; -1 where there is none."""
+    named = maker.option_sets()[0] | maker.base_sizes() | sizes | (options or {})
+    try:
+        shapes = [shape_of(p.type, named, (sizes.get(BATCH, 1),)) for p in maker.contract.tensors]
+    except ZeroDivisionError:
+        return -1
+    return -1 if any(size < 0 for shape in shapes for size in shape) else max(map(math.prod, shapes))
 
 
 def _made(

@@ -376,3 +376,49 @@ def test_the_size_of_an_axis_that_an_option_gives_is_drawn(ns, most: int) -> Non
     assert all(x[1] == w[0] ** 2 for x, w in shapes)
     assert set(sizes) >= {1, 2, 3, 4, 5, 8, *([9] if most == 9 else [17])}
     assert max(sizes) < 1000
+
+
+PRODUCTS = """
+#include <algorithm>
+#include <opwright/kernel.h>
+using opwright::List, opwright::View;
+template <typename T>
+void products(List<View<const T, 2>> xs, List<View<const T, 2>> ys, View<T, 1> output) {
+  for (int64_t j = 0; j < output.size(0); ++j) {
+    double sum = 0;
+    for (size_t k = 0; k < xs.size(); ++k)
+      for (int64_t i = 0; i < ROWS; ++i) sum += double(xs[k](i, j)) * double(ys[k](i, j));
+    output(j) = T(sum);
+  }
+}
+OPWRIGHT_KERNEL(products, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "is_right"),
+    [
+        ("xs[k].size(0)", True),
+        ("std::min(xs[0].size(0), xs[k].size(0))", False),
+        ("(xs[k].size(0) > 1000 ? 1000 : xs[k].size(0))", False),
+    ],
+)
+def test_tensors_of_a_list_have_sizes_of_their_own(ns, rows: str, is_right: bool) -> None:
+    """The tensors at one place of two lists have the same sizes: else the reference refuses them."""
+
+    @opwright.operator(f"{ns}::products", cpu=PRODUCTS.replace("ROWS", rows))
+    def products(xs: list[Float[Tensor, "_ d"]], ys: list[Float[Tensor, "_ d"]]) -> Float[Tensor, "d"]:
+        return torch.stack([(x * y).sum(0) for x, y in zip(xs, ys, strict=True)]).sum(0)
+
+    record = opwright.verify(products, checks=["numerics", "guard bands"])
+    assert record.passed == is_right, record.failures
+    assert not record.notes
+
+
+def test_tensors_of_a_list_with_any_axes_have_sizes_of_their_own(ns) -> None:
+    @opwright.operator(f"{ns}::sums")
+    def sums(xs: list[Float[Tensor, "... d"]], y: Float[Tensor, "... d"]) -> Float[Tensor, "d"]:
+        return torch.stack([x.reshape(-1, x.shape[-1]).sum(0) for x in (*xs, y)]).sum(0)
+
+    shapes = {tuple(tuple(x.shape) for x in case.values[0]) for _, case in make_target(sums, None, None).cases()}
+    assert {((2, 3, 7), (2, 1, 7), (2, 7, 7)), ((2, 5, 7), (2, 0, 7), (2, 2, 7))} <= shapes

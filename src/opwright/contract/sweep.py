@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.axes import Computed, Variadic, names_in
+from opwright.contract.axes import Anonymous, Axis, Computed, Fixed, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Parameter
 from opwright.contract.domains import Range
 from opwright.contract.dtypes import describe
@@ -43,6 +43,8 @@ EFFORTS = ("default", "full")
 
 _STRIDED = ("transposed", "sliced")  # of LAYOUTS; the last axis of both has a stride other than 1
 _LENGTHS = (1, 5)  # of lists, beside the usual one
+# Sizes of the tensors of a list, where each may have its own: the first is neither always the largest nor the smallest.
+_UNEQUAL = ((3, 1, 7), (1, 8, 2), (5, 0, 2), (67, 1, 1031))
 
 # Makes a tensor of a shape and dtype.
 Fill = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -292,6 +294,11 @@ class Sweep:
         if not place and any(p.kind == "tensors" for p in self.contract.tensors):
             for length in _LENGTHS:
                 yield self.make(f"lists of {length}", dtype, base, batch, first, length=length)
+        lists = [p for p in self.contract.tensors if p.kind == "tensors"]
+        if any(_is_free(axis) for p in lists for axis in p.type.axes):
+            for own in _UNEQUAL if is_full or not place else _UNEQUAL[:1]:
+                label = f"lists with sizes of {', '.join(map(str, own))}"
+                yield self.make(label, dtype, base, batch, first, own=own, length=len(own))
         names = [p.name for p in self.contract.tensors]
         if len(names) > 1:
             for i, name in enumerate(names):
@@ -418,6 +425,7 @@ class Sweep:
         absent: frozenset[str] | set[str] = frozenset(),
         filled: Mapping[str, Fill] | None = None,
         length: int = 3,
+        own: Sequence[int] = (),
     ) -> Case:
         """Returns a case with these sizes and options.
 
@@ -429,6 +437,7 @@ class Sweep:
             every: the tensor that gets every finite value of a 16-bit type.
             filled: what makes the values of a tensor, in place of random numbers, by name.
             length: of each list of tensors.
+            own: sizes of the tensors of a list, in the axes that may differ from tensor to tensor; by default they do not.
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}
@@ -441,16 +450,16 @@ class Sweep:
                 values.append(None)
             else:
                 count = length if parameter.kind == "tensors" else 1
-                own = layout if isinstance(layout, str) else layout.get(parameter.name, "contiguous")
+                given = layout if isinstance(layout, str) else layout.get(parameter.name, "contiguous")
                 shift = special.get(parameter.name)
                 fill = (filled or {}).get(parameter.name)
                 made = [
                     self._tensor(
-                        parameter,
+                        _with_size(parameter, own[number], batch) if own and parameter.kind == "tensors" else parameter,
                         dtype,
                         sizes,
                         batch,
-                        own if number != 1 else "contiguous",  # a list has several layouts at once
+                        given if number != 1 else "contiguous",  # a list has several layouts at once
                         scale,
                         shift,
                         apart,
@@ -604,6 +613,22 @@ def nearest_in(domain: Range, value: float, kind: str) -> Any:
     low, high = domain.ends(torch.int64 if kind == "int" else torch.float64)
     inner = (low + high) / 2 if domain.is_bounded else value
     return max(low, min(value, high)) if kind == "int" else max(low, min(inner, high))
+
+
+def _is_free(axis: Axis) -> bool:
+    """Returns whether an axis, `_` or `...`, may have another size in each tensor of a list."""
+    return isinstance(axis, Anonymous) or (isinstance(axis, Variadic) and axis.name is None)
+
+
+def _with_size(parameter: Parameter, size: int, batch: tuple[int, ...]) -> Parameter:
+    """Returns a parameter for one tensor of a list, with this size as `_` and as the last axis of `...`."""
+    axes: list[Axis] = []
+    for axis in parameter.type.axes:
+        if _is_free(axis):
+            axes += map(Fixed, batch[:-1] if isinstance(axis, Variadic) else ())
+            axis = Fixed(size)
+        axes.append(axis)
+    return parameter._replace(type=parameter.type._replace(axes=tuple(axes)))
 
 
 def _axis_names(contract: Contract) -> list[str]:

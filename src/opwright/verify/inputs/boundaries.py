@@ -9,11 +9,10 @@ import contextlib
 import itertools
 import math
 import re
-import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,6 +26,7 @@ from opwright.contract.sources import Source
 from opwright.contract.sweep import Case, Fill, Sweep, domain_in
 from opwright.errors import ContractError
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.inputs.ranges import Range, find_range, is_taken
 from opwright.verify.oracle import are_finite, try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import copy_of, tensors_of
@@ -35,9 +35,6 @@ BATCH = "*"  # the name of every variadic axis here
 _BATCH_SIZE = 29  # of the cases that find ranges: a prime that no named axis has
 _TABLE_ROWS = 65_601  # more than 16 bits count
 _TABLE_OTHERS = 16
-# While a range is looked for: what grows with an integer ends the search before it takes long.
-_MAX_SECONDS, _MAX_ELEMENTS = 0.005, 2**18
-_TRIES = 4  # of a call that takes longer: another process may have had the processor
 
 
 def boundary_cases(target: Target) -> Iterator[Case]:
@@ -47,78 +44,6 @@ def boundary_cases(target: Target) -> Iterator[Case]:
     yield from _size_cases(target)
     yield from _list_cases(target)
     yield from (case for case in _option_cases(target) if _forward_takes(target, case))
-
-
-# --- ranges ------------------------------------------------------------------------------------------------
-
-
-class Range(NamedTuple):
-    """The integers that a reference takes, as far as they are known.
-
-    Attributes:
-        low: the smallest, or the smallest that was tried.
-        high: the largest, or the largest that was tried.
-        below: the largest integer below `low` that is refused; None where none is.
-        above: the smallest above `high` that is refused; None where none is.
-    """
-
-    low: int
-    high: int
-    below: int | None
-    above: int | None
-
-
-def _find_range(takes: Callable[[int], bool | None], start: int, least: int, most: int) -> Range | None:
-    """Returns the range around an integer, from the verdicts on integers at ever larger distances from it.
-
-    Args:
-        takes: whether the reference takes an integer; None: it takes too long, or too much memory.
-    """
-    if not takes(start):
-        return None
-    high, above = _find_end(takes, start, most)
-    low, below = _find_end(takes, start, least)
-    return Range(low, high, below, above)
-
-
-def _find_end(takes: Callable[[int], bool | None], start: int, end: int) -> tuple[int, int | None]:
-    """Returns the last integer that is taken on the way to `end`, and the first that is refused."""
-    sign = 1 if end >= start else -1
-    taken, step = start, 1
-    while taken != end:
-        tried = start + sign * min(step, abs(end - start))
-        verdict = takes(tried)
-        if verdict is None:
-            return taken, None
-        if not verdict:
-            break
-        taken, step = tried, 2 * step
-    else:
-        return taken, None
-    while abs(tried - taken) > 1:
-        middle = (taken + tried) // 2
-        if takes(middle):
-            taken = middle
-        else:
-            tried = middle
-    return taken, tried
-
-
-def _takes(target: Target, case: Case) -> bool | None:
-    """Returns whether the reference takes a case; None where it takes too long, or makes too much."""
-    for _ in range(_TRIES):
-        values = copy_of(case.values)
-        started = time.perf_counter()
-        try:
-            outputs = target.reference(values)
-        except Exception:  # whatever a reference may raise to refuse
-            outputs = None
-        is_slow = time.perf_counter() - started > _MAX_SECONDS
-        if sum(t.numel() for t in tensors_of(outputs or ())) > _MAX_ELEMENTS:
-            return None
-        if not is_slow:
-            return outputs is not None
-    return None
 
 
 # --- indices -----------------------------------------------------------------------------------------------
@@ -144,9 +69,9 @@ def _index_cases(target: Target) -> Iterator[Case]:
         count = _count(maker, parameter, dtype, sizes)
 
         def takes(value: int, count: int = count, filled: Any = filled, sizes: dict[str, int] = sizes) -> bool | None:
-            return _takes(target, filled(_one(count, value), sizes, f"of {value}"))
+            return is_taken(target, filled(_one(count, value), sizes, f"of {value}"))
 
-        if not count or (found := _find_range(takes, 0, info.min, info.max)) is None:
+        if not count or (found := find_range(takes, 0, info.min, info.max)) is None:
             continue
         is_index = found.above is not None or isinstance(parameter.domain, Index)
         if parameter.domain is not None:
@@ -206,7 +131,7 @@ def negative_cases(target: Target) -> Iterator[Case]:
         if low < 0 <= high:
             label, dtype = f"{parameter.name} on both sides of 0", target.contract.scalar_dtypes[0]
             case = _made(maker, label, dtype, sizes, {parameter.name: fill})
-            if _takes(target, case):
+            if is_taken(target, case):
                 yield case
 
 
@@ -301,16 +226,16 @@ def _option_cases(target: Target) -> Iterator[Case]:
         ) -> bool | None:
             if not has(value):
                 return None
-            return _fits_contract(target, made(value)) and _takes(target, made(value))
+            return _fits_contract(target, made(value)) and is_taken(target, made(value))
 
-        found = _find_range(takes, usual[name], -(2**63), 2**63 - 1)
+        found = find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
             continue
         if found.above is not None:
             large = maker.large_sizes()[0] | {BATCH: 3}
             for value in (v for v in _beyond(target, parameter, found.high) if has_inputs(v, at=large)):
                 case = made(value, at=large)
-                if _fits_contract(target, case) and _takes(target, case) and _is_finite(target, case):
+                if _fits_contract(target, case) and is_taken(target, case) and _is_finite(target, case):
                     yield case
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
@@ -321,7 +246,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
                 continue
             if target.contract.find_outside(case.values) is not None:  # also one that is refused: nobody may give it
                 continue
-            taken = _takes(target, case)
+            taken = is_taken(target, case)
             if (taken is False and _is_refused(target, case)) or (
                 taken and (abs(value) < 2 or _is_finite(target, case))
             ):

@@ -232,9 +232,9 @@ def import_dynamo() -> None:
 
 
 def hide_frames(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps torch.compile from compiling a function, and all that it calls, when it runs between two graphs; returns it.
+    """Keeps torch.compile from compiling a function, and all that it calls, when it runs between two graphs.
 
-    Tracing passes through it as before.
+    Tracing passes through the function as before. It is returned.
     """
     skip = _eval_frame._FrameAction.SKIP
     _eval_frame.set_code_exec_strategy(function.__code__, _eval_frame._FrameExecStrategy(skip, skip))
@@ -272,7 +272,10 @@ def hide_graph_breaks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leave_out_jacobians() -> Iterator[None]:
-    """Keeps `gradcheck(fast_mode=True)` from computing whole Jacobians for the text of its error, which takes minutes."""
+    """Keeps `gradcheck(fast_mode=True)` from computing whole Jacobians for the text of its error.
+
+    That would take minutes.
+    """
     module = sys.modules["torch.autograd.gradcheck"]
     compute = module._run_slow_mode_and_get_error
     module._run_slow_mode_and_get_error = lambda *args, **options: ""

@@ -34,7 +34,8 @@ class Declaration(NamedTuple):
         qualified_name: `ns::name`.
         reference: the function that was decorated.
         contract: its arguments and outputs.
-        sources: kernels by backend, and by type of device: the one that runs there. None where the reference always runs.
+        sources: kernels by backend, and by type of device: the one that runs there. Empty where the reference always
+            runs.
         backward_sources: those of its backward.
         random: whether the reference draws random numbers.
         autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to

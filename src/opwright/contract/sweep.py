@@ -437,7 +437,8 @@ class Sweep:
             every: the tensor that gets every finite value of a 16-bit type.
             filled: what makes the values of a tensor, in place of random numbers, by name.
             length: of each list of tensors.
-            own: sizes of the tensors of a list, in the axes that may differ from tensor to tensor; by default they do not.
+            own: sizes of the tensors of a list, in the axes that may differ from tensor to tensor; by default these are
+                the same.
         """
         generator = torch.Generator().manual_seed(self.seed)
         special = special or {}

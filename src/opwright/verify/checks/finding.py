@@ -127,7 +127,9 @@ def outputs_by_contract(target: Target, case: Case) -> list[tuple[Sequence[int],
 
 
 def tell_reference(target: Target, case: Case, results: Sequence[Any]) -> str:
-    """Returns where the reference does not return what its annotation says; its declaration saw few sizes, and one dtype.
+    """Returns where the reference does not return what its annotation says.
+
+    Its declaration has tried it with few sizes and one dtype.
 
     Args:
         results: of the reference: anything with a shape and a dtype.

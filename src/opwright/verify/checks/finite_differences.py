@@ -25,7 +25,8 @@ _MAX_ELEMENTS = 200
 _MAX_SECONDS = 2.0  # for the calls with each element of the inputs changed both ways
 _JACOBIANS = re.compile(
     r"Jacobian mismatch for output (?P<output>\d+) with respect to input (?P<input>\d+),"
-    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\]).*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
+    r"\s*numerical:\s*tensor\((?P<numerical>\[\[[^a-df-z]*\]\])"
+    r".*?analytical:\s*tensor\((?P<analytical>\[\[[^a-df-z]*\]\])",
     re.DOTALL,
 )
 

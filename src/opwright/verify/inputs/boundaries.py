@@ -218,7 +218,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
             continue
 
         def has_inputs(value: int, name: str = name, at: dict[str, int] = sizes) -> bool:
-            """Returns whether there are tensors of these sizes, and small ones, where an integer is a size of theirs."""
+            """Returns whether the tensors that have an integer as a size exist, and are small."""
             return name not in maker.names or 0 <= _largest(maker, at, {name: value}) <= _MAX_OF_OPTION
 
         def takes(

@@ -82,7 +82,10 @@ def _far(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _gives_finite_numbers(reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
-    """Returns whether results are finite, also in float64, and none an index: those of equal numbers may come in any order."""
+    """Returns whether results are finite, also in float64, and none is an index.
+
+    Indices of equal numbers may come in any order.
+    """
     for values in (copy_of(list(case.values)), to_oracle(list(case.values))):
         try:
             with torch.no_grad(), few_threads(values):

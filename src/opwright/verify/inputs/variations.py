@@ -224,7 +224,10 @@ def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int
 
 
 def _depends_on_added(target: Target, case: Case, places: _Places, size: int) -> bool:
-    """Returns whether results depend on what these axes have beyond a size: a loop over another tensor leaves it out."""
+    """Returns whether results depend on what these axes have beyond a size.
+
+    A reference that loops over another tensor leaves it out.
+    """
 
     def change(i: int, tensor: torch.Tensor) -> torch.Tensor:
         changed = tensor.clone()

@@ -194,6 +194,19 @@ def test_a_star_has_the_name_that_was_declared() -> None:
     assert caught.value.rows[1] == ("expected", "sizes, as spatial=512 or spatial=8x128")
 
 
+@opwright.operator("bench_tests::count_ones")
+def count_ones(x: Int64[Tensor, "n"]) -> Int64[Tensor, ""]:
+    return (x == 1).sum()
+
+
+def test_an_operator_of_integers_is_measured_once() -> None:
+    both = [
+        plans(count_ones.operator, None, None, None, dtypes, CPU)
+        for dtypes in ([torch.float32], [torch.float32, torch.bfloat16])
+    ]
+    assert len(both[0]) == len(both[1])
+
+
 @opwright.operator("bench_tests::fixed_batch")
 def fixed_batch(x: Float[Tensor, "batch n"], scale: Float[Tensor, "n"] | None = None) -> Float[Tensor, "batch n"]:
     return x * (2 if scale is None else scale)

@@ -87,7 +87,7 @@ def _sweep_plans(
     contract = _read_contract(operator)
     maker = DeviceSweep(contract, device)
     family = contract.scalar_family
-    wanted = [d for d in dtypes if family is None or d in family.dtypes] or [None]
+    wanted = [d for d in dtypes if family is not None and d in family.dtypes] or [None]
     usual = maker.option_sets()[0]
     given: list[dict[str, Sequence[Any]]] = []
     usual_axes = [_read_axes(contract, maker, axes) for axes in operator._sweep] or [_default_sweep(maker)]

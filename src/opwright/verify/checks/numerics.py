@@ -457,9 +457,9 @@ def _change_case(target: Target, case: Case, at: set[int], change: Any) -> Case:
             return value
         if not value.numel() or overlaps_itself(value):
             return value
-        if is_sorted(value) and case.label.startswith("sample"):  # edges or offsets must stay sorted
-            return value if change is not _reverse or not value.is_floating_point() else value * 0.75
         made = copy_of(value)
+        if is_sorted(value) and case.label.startswith("sample"):  # edges or offsets must stay sorted
+            return made.mul_(0.75) if change is _reverse and value.is_floating_point() else value
         made.copy_(target.fold(change(value.reshape(-1).clone()), position).view(value.shape))
         return made
 

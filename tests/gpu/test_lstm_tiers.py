@@ -120,21 +120,21 @@ def test_steps_one_by_one(T: int, B: int, H: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*_DTYPES, torch.float64], ids=str)
-def test_gates_that_begin_between_two_words(dtype: torch.dtype) -> None:
-    """Steps take two units at once, from gates only if these lie as two units do."""
+def test_gates_that_are_not_aligned_to_pairs(dtype: torch.dtype) -> None:
+    """A thread reads the gates of two units at once only if their address is a multiple of the pair's size."""
     given = _inputs(4, 3, 40, dtype)
     results = lstm(**given, keep_gates=1, keep_cells=1, tier="step")
     grads = [torch.randn_like(result) for result in results[:-1]]
     order = ["input", "h_0", "c_0", "weight_ih", "weight_hh", "bias_ih", "bias_hh"]
     found = []
-    for gates in (results.gates, _one_element_on(results.gates)):
+    for gates in (results.gates, _move_by_one_element(results.gates)):
         inputs = [*grads, *(given[name] for name in order), *[None] * 9, results.output, gates]
         found.append(lstm_backward(*inputs, keep_gates=1, keep_cells=1, tier="step"))
     for aligned, other in zip(*found, strict=True):
         assert torch.equal(aligned, other)
 
 
-def _one_element_on(values: Tensor) -> Tensor:
+def _move_by_one_element(values: Tensor) -> Tensor:
     return torch.empty(values.numel() + 1, dtype=values.dtype, device=values.device)[1:].view_as(values).copy_(values)
 
 

@@ -100,7 +100,7 @@ def test_shares_come_from_the_copy_of_the_device_and_of_the_size(verified, monke
 
 
 def test_a_call_that_writes_a_part_of_an_argument_has_no_share(verified, ns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of which a call writes 4 rows counted as a whole: 7377 % of the bandwidth of a copy."""
+    """The contract counts every byte of the cache, although a call writes only 4 of its rows."""
 
     @opwright.operator(f"{ns}::put_rows", autocast=None)
     def put_rows(
@@ -415,7 +415,7 @@ def test_device_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAM = """
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from opwright import operator
 
@@ -536,7 +536,7 @@ def test_a_derived_gradient_is_noted_with_what_it_costs(capsys: pytest.CaptureFi
 
 THRICE = '''
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from opwright import operator
 
@@ -577,7 +577,7 @@ def test_the_commands_bench_and_report(tmp_path: Path) -> None:
 
 
 SHARED = """
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from opwright import operator
 

@@ -360,7 +360,7 @@ def test_gradients_of_an_operator_of_float64_alone(ns) -> None:
 
 
 def test_a_wrong_gradient_of_a_large_sample_costs_no_whole_jacobian(ns) -> None:
-    """For the text of its error gradcheck computed one of 3 GiB; in one of 60 rows it left out the middle."""
+    """gradcheck computed the whole Jacobian for its error text, and printed dots for the middle of a long one."""
 
     @operator(f"{ns}::squares")
     def squares(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
@@ -404,7 +404,7 @@ def test_a_reference_without_a_second_gradient_is_no_finding(ns) -> None:
 
 
 def test_numerics_has_negative_integers_where_they_are_not_indices(ns) -> None:
-    """They were for `boundaries` alone, and bench, which asks `numerics`, measured a division that rounds towards 0."""
+    """bench asks `numerics` before it measures, so a wrong result for negative integers must be found there."""
 
     @operator(f"{ns}::floor_div")
     def floor_div(a: Int64[Tensor, "*s"], by: Annotated[int, Range(1, 1000)] = 7) -> Int64[Tensor, "*s"]:

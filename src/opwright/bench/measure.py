@@ -34,9 +34,9 @@ _CHANGED_BLOCK = 1  # before it the inputs get other values, and its first resul
 # How much faster than what was measured a kernel may be. PyTorch's copy of a core's cache does not reach what loads
 # alone would, and its matrix products are not always the best there are.
 _BANDWIDTH_FACTOR, _COMPUTE_FACTOR = 4.0, 2.0
-# A call may leave most of a mutated argument as it is: of a large cache it writes a few rows. Beyond this share of the
-# bytes that follow from the contract, these do not tell how many it moves. The share is smaller where it is faster than
-# a copy of them all.
+# The contract counts every byte of a mutated argument, but a call may write only a few rows of a large cache. If more
+# than this share of the bytes is unchanged after a call, no share of the copy bandwidth is given. The limit is lower
+# for calls that would be faster than a copy.
 _MAX_UNCHANGED, _MAX_UNCHANGED_ABOVE_COPY = 7 / 8, 1 / 8
 # The clocks of a GPU's events, of graphs and of the host may differ by launches, and by this factor.
 _CLOCK_FACTOR, _LAUNCHES_US = 2.0, 30.0

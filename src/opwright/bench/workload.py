@@ -341,9 +341,9 @@ class Workload:
                 tensor.copy_(value)
 
     def count_unchanged_bytes(self) -> dict[str, int]:
-        """Returns how many bytes of each argument that calls write into are as they were at `keep`, by its name."""
+        """Returns how many bytes of each mutated argument of an operator are as they were at `keep`, by name."""
         kept = {id(tensor): value for tensor, value in self._kept}
-        pairs = zip(self._operator.contract.parameters, self.values, strict=True) if self._operator is not None else ()
+        pairs = zip(self._operator.contract.parameters, self.values, strict=True)
         return {
             parameter.name: sum(
                 int((t == kept[id(t)]).sum()) * t.element_size() for t in all_tensors([value]) if id(t) in kept

@@ -43,8 +43,8 @@ class AdamW(Optimizer):
 
     Raises:
         ValueError: an argument is out of its range.
-        TypeError: a parameter with a gradient is complex, `state_dtype` is not one of the types, a number is not a
-            number, or a group asks for `differentiable`.
+        TypeError: a parameter with a gradient is complex, `state_dtype` is not one of the types, `lr`, `eps` or
+            `weight_decay` is not a number, or a group asks for `differentiable`.
     """
 
     def __init__(

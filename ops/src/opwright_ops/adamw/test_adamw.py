@@ -441,7 +441,7 @@ def test_options_that_choose_among_the_implementations_of_pytorch(options: dict[
 
 
 def test_fake_tensors() -> None:
-    """As those that estimate memory give: they have no values, and so no numbers of steps."""
+    """PyTorch estimates memory with them. They have no values, so the number of steps cannot be read."""
     with FakeTensorMode():
         model = nn.Linear(3, 2)
         optimizer = AdamW(model.parameters())

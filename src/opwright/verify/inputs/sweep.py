@@ -16,7 +16,7 @@ from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import are_finite, few_threads, to_oracle
 from opwright.verify.tensors import copy_of, tensors_of
 
-ZEROS = "zeros in all tensors"
+ZEROS = "zeros in"  # how the labels of such cases begin
 _FULL_SEEDS = 3
 _ROWS = 5
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
@@ -63,10 +63,10 @@ def sweep_cases(
 
 
 def _far_and_zero(sweep: Sweep, dtype: torch.dtype | None) -> Iterator[Case]:
-    """Yields zeros, which others are divided by, and numbers whose squares are large beside their variance."""
+    """Yields zeros, whose norm may be a divisor, and numbers whose squares are large beside their variance."""
     floats = [p for p in sweep.contract.tensors if p.type.family.has_floats]
     far = {p.name: partial(_far, i) for i, p in enumerate(floats) if domain_in(p, {}) is None}
-    for label, filled in ((ZEROS, {p.name: _zeros for p in floats}), ("numbers near 100", far)):
+    for label, filled in ((f"{ZEROS} all tensors", {p.name: _zeros for p in floats}), ("numbers near 100", far)):
         if filled:
             options = sweep.option_sets()[0]
             yield sweep.make(label, dtype, sweep.base_sizes(), (_ROWS,), options, filled=filled)

@@ -17,6 +17,7 @@ import torch
 from opwright.contract.fill import APART, LAYOUTS, lay_out
 from opwright.contract.sweep import Case
 from opwright.verify.callables import Callables
+from opwright.verify.inputs.sweep import ZEROS
 from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.tensors import count_elements, tensors_of
 
@@ -108,7 +109,7 @@ def _first(accepts: Callable[..., bool], cases: Iterable[Case], **how: bool) -> 
 
 def holds_rows_of_zeros(case: Case) -> bool:
     """Whether rows hold zeros alone: where all numbers are equal, more than one subgradient is right."""
-    return _ZEROS in case.label
+    return ZEROS in case.label
 
 
 def holds_infinities(case: Case) -> bool:
@@ -199,13 +200,13 @@ def _other_values(
     # A variance as the mean of squares less the square of the mean loses its digits here.
     far = {i: noise(case.values[i]) + _FAR for i in free}
     yield from _first(accepts, [_with(case, f"values around {_FAR:g}", far)])
-    # A norm of zeros, or a running mean of squares at its start, is what others are divided by.
-    zeros = {at: torch.zeros_like(case.values[at]) for at in free}
+    # Candidates may divide by a norm, or by a running mean of squares, which is zero here.
     for at in free:
         row = {at: _with_in_first_row(case.values[at], slice(None), 0.0)}
-        yield from _first(accepts, [_with(case, f"{_ZEROS} a row of argument {at}", row)], is_real=True)
+        yield from _first(accepts, [_with(case, f"{ZEROS} a row of argument {at}", row)], is_real=True)
     if len(free) > 1:
-        yield from _first(accepts, [_with(case, f"{_ZEROS} all arguments", zeros)], is_real=True)
+        zeros = {at: torch.zeros_like(case.values[at]) for at in free}
+        yield from _first(accepts, [_with(case, f"{ZEROS} all arguments", zeros)], is_real=True)
     for at in free:
         for what, values in _with_infinities(case.values[at]):
             changed = _with(case, f"a row of argument {at} {what}", {at: values})
@@ -273,7 +274,7 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
 _FAR = 100.0
 _MAX_PARTS = 8
 _LARGE = 1e30
-_INFINITIES, _ZEROS = "infinities and NaN", "zeros in"
+_INFINITIES = "infinities and NaN"
 _FINITE = (0.0, -0.0, 1.0, -1.0, *(s * m for m in (0.5, 2, 3, 4, 5, 6, 8, 10, 13, 20, 40) for s in (1, -1)))
 _SIZES = tuple(s * 10.0**e for e in (2, 3, 4, 5, 6, 8, 12, 20, 30, -2, -4, -6, -12, -20, -30) for s in (1, -1))
 _NOT_FINITE = (math.inf, -math.inf, math.nan)

@@ -35,10 +35,11 @@ def resized_cases(target: Target) -> Iterator[Case]:
     for case in given:
         leading = next(_leading(case), None)
         if leading is not None:
+            forms = _forms(_outputs(target, case))
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
                 made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
-                # The mean of nothing is NaN, and the sum by a loop an integer.
-                if _forms(_outputs(target, made, is_finite=True)) == _forms(_outputs(target, case)) != []:
+                # The mean of nothing is NaN, and a sum that a loop adds up is the integer 0.
+                if forms and _forms(_outputs(target, made, is_finite=True)) == forms:
                     yield made
     yield from islice(filter(None, (_long(target, case) for case in sorted(given, key=_elements))), 1)
     for case in sorted(given, key=_elements)[:1]:
@@ -128,7 +129,7 @@ def _lengthen(
         outputs = _outputs(target, made)
         at = next(i for i, v in enumerate(case.values) if v is leading)
         if any(o.ndim and o.shape[0] == rows for o in outputs) and (
-            is_shared or _depends_on_added(target, made, frozenset({(at, 0)}), count)
+            is_shared or _depends_on_added(target, made, outputs, frozenset({(at, 0)}), count)
         ):
             return made
     return None
@@ -215,7 +216,7 @@ def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int
     is_half = any(t.is_floating_point() and t.element_size() < 4 for t in tensors_of(made.values))
     if not outputs or (is_half and not all(o.is_floating_point() for o in outputs)):
         return None
-    if places != _places_of(case, size) and not _depends_on_added(target, made, places, size):
+    if places != _places_of(case, size) and not _depends_on_added(target, made, outputs, places, size):
         return None
     try:
         return None if is_slow(made) else made
@@ -223,10 +224,10 @@ def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int
         return None
 
 
-def _depends_on_added(target: Target, case: Case, places: _Places, size: int) -> bool:
-    """Returns whether results depend on what these axes have beyond a size.
+def _depends_on_added(target: Target, case: Case, outputs: list[torch.Tensor], places: _Places, size: int) -> bool:
+    """Returns whether the outputs of a case depend on what these axes have beyond a size.
 
-    A reference that loops over another tensor leaves it out.
+    They do not if the reference loops over another, shorter tensor.
     """
 
     def change(i: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -236,8 +237,8 @@ def _depends_on_added(target: Target, case: Case, places: _Places, size: int) ->
             added.copy_(changed.narrow(dim, 0, 1).expand_as(added))
         return changed
 
-    before, after = (_outputs(target, each) for each in (case, _change_each(case, "", change)))
-    return not are_same(before, after)
+    changed = _outputs(target, _change_each(case, "", change))
+    return len(changed) != len(outputs) or not are_same(outputs, changed)
 
 
 def _tell_places(target: Target, case: Case, places: _Places, size: int) -> str:

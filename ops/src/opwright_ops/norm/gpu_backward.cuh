@@ -13,35 +13,38 @@ struct Backward {
   Columns<W> weight;
   compute_t<T> eps;
   RowsOf<T> grad_input;
-  // Sums of the columns: blocks x kinds x pitch, the kinds being weight and bias.
+  // Sums of the columns that each group of teams leaves: see ColumnSums.
   compute_t<T>* partial;
-  int64_t pitch;
   int32_t cluster;
-  int32_t held;  // packs of a thread
+  int32_t held;                 // packs of a thread
+  int32_t rounds;               // rows of a team, at most
+  uint32_t weight_at, team_at;  // in shared memory, bytes
   bool stages_weight;
   // Where a row does not fit: its mean and its scale, for the sums of the columns.
   compute_t<T>* moments;
 };
 
-// The median of a row's first three elements. Sums of differences to it, set right by what they say
-// of the mean, lose no digit that a 16-bit result has, unless it is an outlier among thousands.
+// Layer norms of 16-bit rows take sums of differences to the median of a row's first three
+// elements, which the mean then sets right. No digit of a 16-bit result is lost, unless the median
+// is an outlier among thousands. It saves one of two passes, and one of two waits for each other.
+template <typename T, Norm kNorm>
+inline constexpr bool kIsOnePass = kNorm == Norm::layer && sizeof(T) == 2;
+
 template <typename T>
-struct Origin {
-  T a, b, c;
-  Origin() = default;
-  __device__ explicit Origin(const T* row) : a(row[0]), b(row[1]), c(row[2]) {}
-  __device__ compute_t<T> get() const {
-    const compute_t<T> x = a, y = b, z = c;
-    const auto low = x < y ? x : y, high = x < y ? y : x;
-    return z < low ? low : z < high ? z : high;
-  }
-};
+__device__ OPWRIGHT_INLINE compute_t<T> median_of_three(const T* row) {
+  const compute_t<T> a = row[0], b = row[1], c = row[2];
+  return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c));
+}
 
 // 16 bytes of sums.
 template <typename S>
 struct alignas(16) Quad {
   static constexpr int kCount = 16 / sizeof(S);
   S of[kCount];
+  __device__ OPWRIGHT_INLINE void add(const Quad& other) {
+    OPWRIGHT_UNROLL
+    for (int j = 0; j < kCount; ++j) of[j] += other.of[j];
+  }
 };
 
 // Packs of a row that a thread keeps, and threads of a block that goes through many rows.
@@ -50,42 +53,130 @@ OPWRIGHT_HOST_DEVICE constexpr int backward_threads(int packs) {
   return packs > 1 ? kMaxThreads / 2 : kMaxThreads;
 }
 
-// The rows ahead of the one that is computed, on their way into shared memory: registers could not
-// hold enough of them to keep the memory busy. Each thread copies and reads packs of its own.
-template <typename T, int kPacks, int kTensors>
-class Ahead {
+// A team's rows on their way through shared memory: registers could not hold enough of them to keep
+// the memory busy. Each thread copies and reads packs of its own, zeros behind the end of a row.
+template <typename T, typename W, Norm kNorm, int kPacks>
+class Staged {
  public:
-  static constexpr int N = kPackWidth<T>;
-  static constexpr int kRows = 2;
-  OPWRIGHT_HOST_DEVICE static constexpr size_t bytes(int threads) {
-    return size_t{kRows} * kTensors * kPacks * 16 * threads;
+  static constexpr int N = kPackWidth<T>, kTensors = kNorm == Norm::add_rms ? 3 : 2;
+  static constexpr int kRows = 2;  // one that is computed, one on its way
+  OPWRIGHT_HOST_DEVICE static constexpr int bytes(int threads) {
+    return (threads + kWarp - 1) / kWarp * kRows * (kWarpBytes + kFirstBytes);
   }
 
-  __device__ Ahead(void* memory, int threads, int thread)
-      : packs_(static_cast<Pack<T, N>*>(memory) + thread), threads_(threads) {}
+  // For a thread of a block, and the rows from `first` on in steps of `teams`.
+  __device__ Staged(unsigned char* memory, int threads, int thread, const Backward<T, W>& p,
+                    int64_t first, int64_t teams, int column, int step)
+      : p_(p), teams_(teams), step_(step), column_(column), is_first_lane_(thread % kWarp == 0) {
+    const int warp = thread / kWarp, warps = (threads + kWarp - 1) / kWarp;
+    packs_ = memory + warp * (kRows * kWarpBytes) + thread % kWarp * 16;
+    firsts_ = kFirstBytes ? memory + warps * (kRows * kWarpBytes) + warp * (kRows * kFirstBytes)
+                          : packs_ - threadIdx.x * 16;
+    input_ = p.input.row(first) + column;
+    grad_ = p.grad_output.row(first) + column;
+    if (kNorm == Norm::add_rms) sum_ = p.grad_sum.row(first) + column;
+    result_ = p.grad_input.row(first) + column;
+  }
 
-  // Starts to copy a pack of a row of one of the tensors.
-  __device__ OPWRIGHT_INLINE void copy(int tensor, const T* row, int k, int32_t column) {
-    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(at(tensor, k)));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(row + column)
-                 : "memory");
+  // Starts to copy a pack of the next row. It takes the place of the row that is computed.
+  __device__ OPWRIGHT_INLINE void copy(int k, bool is_there, bool is_row) {
+    copy_async(at(0, k), input_ + k * step_, is_there && is_row);
+    copy_async(at(1, k), grad_ + k * step_, is_there && is_row);
+    if (kNorm == Norm::add_rms) copy_async(at(2, k), sum_ + k * step_, is_there && is_row);
+    if (kFirstBytes > 0 && k == 0 && is_first_lane_)
+      copy_async(firsts_ + place_ * kFirstBytes, input_ - column_, is_row);
   }
   // After the copies of a row.
   __device__ OPWRIGHT_INLINE void next() {
     asm volatile("cp.async.commit_group;" ::: "memory");
-    row_ = row_ + 1 == kRows ? 0 : row_ + 1;
+    input_ += teams_ * p_.input.stride, grad_ += teams_ * p_.grad_output.stride;
+    if (kNorm == Norm::add_rms) sum_ += teams_ * p_.grad_sum.stride;
+    place_ ^= 1;
   }
-  // Waits for the copies of the oldest row, which `at` then has and `copy` overwrites.
+  // Waits for the copies of the oldest row.
   __device__ OPWRIGHT_INLINE void wait() const {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRows - 1) : "memory");
   }
-  __device__ OPWRIGHT_INLINE Pack<T, N>* at(int tensor, int k) const {
-    return packs_ + ((row_ * kTensors + tensor) * kPacks + k) * threads_;
+  __device__ OPWRIGHT_INLINE void read(int tensor, int k, compute_t<T> (&to)[N]) const {
+    opwright::unpack(*reinterpret_cast<const Pack<T, N>*>(at(tensor, k)), to);
   }
+  __device__ OPWRIGHT_INLINE compute_t<T> origin() const {
+    __syncwarp();  // another lane has copied it
+    constexpr int kRowBytes = kFirstBytes ? kFirstBytes : kWarpBytes;
+    const auto words = *reinterpret_cast<const uint2*>(firsts_ + place_ * kRowBytes);
+    return median_of_three(opwright::bit_cast<Pack<T, 8 / sizeof(T)>>(words).elements);
+  }
+  __device__ OPWRIGHT_INLINE void write(int k, const compute_t<T> (&values)[N], bool is_there) {
+    store_once(result_ + k * step_, opwright::pack_of<T>(values), is_there);
+  }
+  __device__ OPWRIGHT_INLINE void next_result() { result_ += teams_ * p_.grad_input.stride; }
 
  private:
-  Pack<T, N>* packs_;
-  int threads_, row_ = 0;
+  static constexpr int kWarpBytes = kTensors * kPacks * kWarp * 16;  // of a row
+  // A warp has a copy of a row's first pack. A team of a few lanes reads that of its first lane.
+  static constexpr int kFirstBytes = kIsOnePass<T, kNorm> && kPacks > 1 ? 16 : 0;
+
+  __device__ OPWRIGHT_INLINE unsigned char* at(int tensor, int k) const {
+    return packs_ + place_ * kWarpBytes + (tensor * kPacks + k) * (kWarp * 16);
+  }
+  __device__ OPWRIGHT_INLINE static void copy_async(void* to, const T* from, bool is_there) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(opwright::shared_address(to)),
+        "l"(from), "r"(is_there ? 16 : 0)
+        : "memory");
+  }
+
+  const Backward<T, W>& p_;
+  int64_t teams_;
+  int step_, column_, place_ = 0;
+  bool is_first_lane_;
+  unsigned char *packs_, *firsts_;
+  const T *input_, *grad_, *sum_ = nullptr;
+  T* result_;
+};
+
+// The sums of columns over a team's rows. `groups` leave them: for each kind (weight, bias), pack
+// of a thread and quad of a pack, a quad of each of `size` threads.
+template <typename S>
+struct ColumnSums {
+  const Quad<S>* partial;
+  int32_t groups, kinds, packs, quads;
+  int64_t size;
+};
+
+// The weight's packs of a team, in shared memory for all teams of the block.
+template <typename W, int kPacks, int N>
+struct StagedWeight {
+  static constexpr int M = kPackWidth<W> < N ? kPackWidth<W> : N;
+  OPWRIGHT_HOST_DEVICE static constexpr int bytes(int threads) {
+    return (threads + kWarp - 1) / kWarp * kPacks * kWarp * N * int{sizeof(W)};
+  }
+  Pack<W, M>* packs;
+
+  __device__ explicit StagedWeight(unsigned char* memory)
+      : packs(reinterpret_cast<Pack<W, M>*>(memory + threadIdx.x / kWarp * bytes(kWarp)) +
+              threadIdx.x % kWarp) {}
+  // Ones where there is no weight.
+  __device__ OPWRIGHT_INLINE void copy(int k, const W* from) {
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N / M; ++i) {
+      Pack<W, M> pack;
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < M; ++j) pack.elements[j] = W(1.0f);
+      if (from) pack = opwright::load_pack<M>(from + i * M);
+      packs[(k * (N / M) + i) * kWarp] = pack;
+    }
+  }
+  template <typename S>
+  __device__ OPWRIGHT_INLINE void read(int k, S (&to)[N]) const {
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < N / M; ++i) {
+      compute_t<W> part[M];
+      opwright::unpack(packs[(k * (N / M) + i) * kWarp], part);
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < M; ++j) to[i * M + j] = part[j];
+    }
+  }
 };
 
 template <typename T, typename W, Norm kNorm, int kPacks, bool kIsCluster>
@@ -95,22 +186,22 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
 #endif
   using S = compute_t<T>;
   using Part = Slice<T, kPacks>;
-  using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;
   using Index = typename Part::Index;
   constexpr int N = Part::N, kQuads = N / Quad<S>::kCount;
-  constexpr bool kIsLayer = kNorm == Norm::layer;
-  constexpr int kKinds = kIsLayer ? 2 : 1;
+  constexpr bool kIsLayer = kNorm == Norm::layer, kIsHeld = Part::kIsHeld;
+  constexpr bool kTakesDifferences = kIsOnePass<T, kNorm>;
+  constexpr bool kIsExact = sizeof(T) == 2 && sizeof(W) == 2;  // the product of both
+  constexpr int kKinds = kIsLayer ? 2 : 1, kSums = kTakesDifferences ? 4 : 2;
   extern __shared__ __align__(16) unsigned char shared_bytes[];
-  __shared__ __align__(16) S slots[Group::slots(backward_threads(kPacks))];
-  Quad<S>* sums = reinterpret_cast<Quad<S>*>(shared_bytes);
-  Group team(slots, kIsCluster ? p.cluster : 1);
+  Quad<S>* const sums = reinterpret_cast<Quad<S>*>(shared_bytes);
+  Team<S, kIsCluster, kSums> team(shared_bytes + p.team_at, kIsCluster ? p.cluster : 1);
   const int threads = blockDim.x * blockDim.y;
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  const int held = Part::kIsHeld ? kPacks : p.held;
+  const int held = kIsHeld ? kPacks : p.held;
   const bool has_sums = p.partial != nullptr;
   // Sums of the columns: in registers beside packs that are held, else in shared memory.
   S weight_sums[Part::kHeld][N] = {}, bias_sums[kIsLayer ? Part::kHeld : 1][N] = {};
-  if (!Part::kIsHeld && has_sums) {
+  if (!kIsHeld && has_sums) {
     for (int i = 0; i < kKinds * held * kQuads; ++i) sums[i * threads + thread] = Quad<S>{};
   }
   if constexpr (kIsCluster) wait_for_cluster();  // its blocks have started, and can be written to
@@ -119,158 +210,164 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   const int64_t group = blockIdx.x / (kIsCluster ? p.cluster : 1);
   const int64_t teams = int64_t{gridDim.x} / (kIsCluster ? p.cluster : 1) * blockDim.y;
   const int64_t first = group * blockDim.y + threadIdx.y;
-  // All teams go as far, those without a row too: some share a warp.
-  const int64_t end = (p.rows + teams - 1) / teams * teams;
-  Ahead<T, Part::kHeld, kNorm == Norm::add_rms ? 3 : 2> ahead(shared_bytes, threads, thread);
-  // The weight, in shared memory for all teams of the block. One of T is always there: see start.
-  constexpr int M = kPackWidth<W> < N ? kPackWidth<W> : N;
-  const bool is_staged = Part::kIsHeld && (sizeof(W) == sizeof(T) || p.stages_weight);
-  Pack<W, M>* weights =
-      reinterpret_cast<Pack<W, M>*>(shared_bytes + ahead.bytes(threads)) + threadIdx.x;
-  if constexpr (Part::kIsHeld) {
-    if (p.weight.data && is_staged && threadIdx.y == 0) {
-      const Part part(p.n, team);
-      part.each([&](int k, Index column) {
-        OPWRIGHT_UNROLL
-        for (int i = 0; i < N / M; ++i) {
-          weights[(k * (N / M) + i) * blockDim.x] =
-              opwright::load_pack<M>(p.weight.data + column + i * M);
-        }
-      });
-    }
-    __syncthreads();
-  }
-  const auto start = [&](int64_t row) {
-    if constexpr (Part::kIsHeld) {
-      if (row < p.rows) {
-        Part(p.n, team).each([&](int k, Index column) {
-          ahead.copy(0, p.input.row(row), k, column);
-          ahead.copy(1, p.grad_output.row(row), k, column);
-          if (kNorm == Norm::add_rms) ahead.copy(2, p.grad_sum.row(row), k, column);
-        });
+  // The rows of this team. Teams that share a warp go as far as each other, without a row too.
+  const int count = p.rounds - (first + (p.rounds - 1) * teams < p.rows ? 0 : 1);
+  const int rounds = kPacks <= 1 && blockDim.x < kWarp ? p.rounds : count;
+
+  const Part whole(p.n, team);
+  bool is_there[Part::kHeld];
+  OPWRIGHT_UNROLL
+  for (int k = 0; k < Part::kHeld; ++k) is_there[k] = whole.first + k * whole.step < whole.n;
+  // Whether a warp has a last pack.
+  const bool is_last_there = whole.first - thread % kWarp * N + (kPacks - 1) * whole.step < whole.n;
+  // Calls body(k, column) for the packs of this thread in a row, and behind its end where packs
+  // are held: they are zeros there.
+  const auto each = [&](bool is_row, const auto& body) {
+    if constexpr (kIsHeld) {
+      OPWRIGHT_UNROLL
+      for (int k = 0; k < kPacks; ++k) {
+        if (kPacks > 1 && k == kPacks - 1 && !is_last_there) break;
+        body(k, whole.first + k * whole.step);
       }
-      ahead.next();
+    } else {
+      Part(is_row ? p.n : 0, team).each(body);
     }
   };
-  for (int i = 0; i < ahead.kRows; ++i) start(first + i * teams);
-  // Teams of several warps save one of two waits for each other: see Origin.
-  constexpr bool kMayBeOnePass = kIsLayer && sizeof(T) == 2 && kPacks != 1;
-  const bool is_one_pass = kMayBeOnePass && team.size() > kWarp;
-  Origin<T> next_origin;
-  if (is_one_pass && first < p.rows) next_origin = Origin<T>(p.input.row(first));
-  for (int64_t row = first; row < end; row += teams) {
-    const Part mine(row < p.rows ? p.n : 0, team);
-    const T *from = p.input.row(row), *grads = p.grad_output.row(row);
-    if constexpr (Part::kIsHeld) ahead.wait();
-    const auto read_one = [&](int tensor, const T* of, int k, Index column, S(&to)[N]) {
-      if constexpr (Part::kIsHeld)
-        opwright::unpack(*ahead.at(tensor, k), to);
+
+  using Rows = Staged<T, W, kNorm, Part::kHeld>;
+  Rows staged(shared_bytes, threads, thread, p, first, teams, static_cast<int>(whole.first),
+              static_cast<int>(whole.step));
+  StagedWeight<W, Part::kHeld, N> weights(shared_bytes + p.weight_at);
+  // A weight of T is always staged.
+  const bool is_staged = kIsHeld && (sizeof(W) == sizeof(T) || p.stages_weight);
+  if constexpr (kIsHeld) {
+    for (int i = 0; i < Rows::kRows; ++i) {
+      OPWRIGHT_UNROLL
+      for (int k = 0; k < kPacks; ++k) staged.copy(k, is_there[k], i < count);
+      staged.next();
+    }
+    if (is_staged && threadIdx.y == 0) {
+      OPWRIGHT_UNROLL
+      for (int k = 0; k < kPacks; ++k) {
+        const W* const from =
+            p.weight.data ? p.weight.data + whole.first + k * whole.step : nullptr;
+        weights.copy(k, is_there[k] ? from : nullptr);
+      }
+    }
+  }
+  __syncthreads();
+
+  const S per_n = S(1) / S(p.n);
+  for (int i = 0; i < rounds; ++i) {
+    const int64_t row = first + i * teams;
+    const bool is_row = i < count;
+    if constexpr (kIsHeld) staged.wait();
+    const auto read = [&](int tensor, const RowsOf<const T>& of, int k, Index column, S(&to)[N]) {
+      if constexpr (kIsHeld)
+        staged.read(tensor, k, to);
       else
-        mine.values(of, column, to);
-    };
-    const auto read = [&](int k, Index column, S(&x)[N], S(&g)[N]) {
-      read_one(0, from, k, column, x);
-      read_one(1, grads, k, column, g);
+        whole.values(of.row(row), column, to);
     };
     const auto weigh = [&](int k, Index column, S(&g)[N]) {
-      if (!p.weight.data) return;
       S w[N];
       if (is_staged) {
-        OPWRIGHT_UNROLL
-        for (int i = 0; i < N / M; ++i) {
-          compute_t<W> part[M];
-          opwright::unpack(weights[(k * (N / M) + i) * blockDim.x], part);
-          OPWRIGHT_UNROLL
-          for (int j = 0; j < M; ++j) w[i * M + j] = part[j];
-        }
+        weights.read(k, w);
       } else {
-        mine.values(p.weight, column, w);
+        if (!p.weight.data || (kIsHeld && !is_there[k])) return;
+        whole.values(p.weight, column, w);
       }
       OPWRIGHT_UNROLL
-      for (int j = 0; j < N; ++j) g[j] *= w[j];
+      for (int j = 0; j < N; ++j) g[j] = rounded_product<kIsExact>(g[j], w[j]);
+    };
+    // Calls body(x - origin, gradient with the weight) for the elements; both are 0 behind the end.
+    const auto each_element = [&](S origin, const auto& body) {
+      each(is_row, [&](int k, Index column) {
+        S x[N], g[N];
+        read(0, p.input, k, column, x);
+        read(1, p.grad_output, k, column, g);
+        weigh(k, column, g);
+        const int here = kIsHeld ? N : whole.count(column);
+        const S from = kIsHeld && !is_there[k] ? S(0) : origin;
+        OPWRIGHT_UNROLL
+        for (int j = 0; j < N; ++j) body(!kIsLayer || j < here ? x[j] - from : S(0), g[j]);
+      });
     };
     S mean = 0, mean_grad = 0;
     // Of the squares of the differences to the mean, and of their products with the gradient.
-    S both[2] = {};
-    const auto add_moments = [&](S origin, const auto& add_others) {
-      mine.each([&](int k, Index column) {
-        S x[N], g[N];
-        read(k, column, x, g);
-        weigh(k, column, g);
-        const int count = mine.count(column);
-        OPWRIGHT_UNROLL
-        for (int j = 0; j < N; ++j) {
-          const S d = !kIsLayer || j < count ? x[j] - origin : S(0);
-          both[0] += d * d;
-          both[1] += d * g[j];
-          add_others(d, g[j]);
-        }
-      });
-    };
-    if constexpr (kMayBeOnePass)
-      if (is_one_pass) {
-        const S origin = next_origin.get();
-        if (row + teams < p.rows) next_origin = Origin<T>(p.input.row(row + teams));
-        S means[2] = {};
-        add_moments(origin, [&](S d, S g) { means[0] += d, means[1] += g; });
-        S all[4] = {both[0], both[1], means[0], means[1]};
+    S squares, products;
+    if constexpr (kTakesDifferences) {
+      S origin = 0;
+      if constexpr (kIsHeld)
+        origin = staged.origin();
+      else if (is_row)
+        origin = p.n > 2 ? median_of_three(p.input.row(row)) : S(*p.input.row(row));
+      for (bool is_again = false;; is_again = true) {
+        S all[4] = {};
+        each_element(origin, [&](S d, S g) {
+          all[0] += d * d, all[1] += d * g;
+          all[2] += d, all[3] += g;
+        });
         team.add_up(all);
-        const S shift = all[2] / S(p.n);
-        mean = origin + shift, mean_grad = all[3] / S(p.n);
-        both[0] = all[0] - all[2] * shift, both[1] = all[1] - all[3] * shift;
+        const S shift = all[2] * per_n;
+        const bool is_infinite = isinf(all[3]);
+        mean = origin + shift, mean_grad = all[3] * per_n;
+        squares = all[0] - all[2] * shift;
+        products = is_infinite ? all[1] : all[1] - all[3] * shift;
+        // Products with an infinite weight have the sign of the difference to the mean itself.
+        if (is_again || !__any_sync(0xffffffffu, is_infinite)) break;
+        if (is_infinite) origin = mean;
       }
-    if (!is_one_pass) {
+    } else {
       if constexpr (kIsLayer) {
         S means[2] = {};
-        mine.each([&](int k, Index column) {
-          S x[N], g[N];
-          read(k, column, x, g);
-          weigh(k, column, g);
-          OPWRIGHT_UNROLL
-          for (int j = 0; j < N; ++j) means[0] += x[j], means[1] += g[j];
-        });
+        each_element(S(0), [&](S x, S g) { means[0] += x, means[1] += g; });
         team.add_up(means);
-        mean = means[0] / S(p.n), mean_grad = means[1] / S(p.n);
+        mean = means[0] * per_n, mean_grad = means[1] * per_n;
       }
-      add_moments(mean, [](S, S) {});
+      S both[2] = {};
+      each_element(mean, [&](S d, S g) { both[0] += d * d, both[1] += d * g; });
       team.add_up(both);
+      squares = both[0], products = both[1];
     }
-    const S scale = S(1) / S(sqrt(both[0] / S(p.n) + p.eps));
-    const S slope = both[1] * scale / S(p.n);
-    if (!Part::kIsHeld && p.moments && team.id() == 0) {
+    const S variance = squares * per_n + p.eps;
+    S scale;
+    if constexpr (sizeof(T) == 2)
+      scale = rsqrtf(variance);
+    else
+      scale = S(1) / S(sqrt(variance));
+    if (!kIsHeld && p.moments && team.id() == 0) {
       p.moments[2 * row] = mean, p.moments[2 * row + 1] = scale;
     }
-    // A pack's place is free for a later row as soon as it has been read.
-    const int64_t later = row + ahead.kRows * teams;
-    mine.each([&](int k, Index column) {
+    const S slope = products * scale * per_n;
+    each(is_row, [&](int k, Index column) {
       S x[N], g[N], to_input[N];
-      read(k, column, x, g);
+      read(0, p.input, k, column, x);
+      read(1, p.grad_output, k, column, g);
       OPWRIGHT_UNROLL
-      for (int j = 0; j < N; ++j) x[j] = (x[j] - mean) * scale, to_input[j] = g[j];
+      for (int j = 0; j < N; ++j) to_input[j] = g[j];
       weigh(k, column, to_input);
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) {
-        to_input[j] = (to_input[j] - mean_grad - x[j] * slope) * scale;
+        x[j] = (kIsLayer ? x[j] - mean : x[j]) * scale;
+        to_input[j] = ((kIsLayer ? to_input[j] - mean_grad : to_input[j]) - x[j] * slope) * scale;
       }
       if constexpr (kNorm == Norm::add_rms) {
         S other[N];
-        read_one(2, p.grad_sum.row(row), k, column, other);
+        read(2, p.grad_sum, k, column, other);
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) to_input[j] += other[j];
       }
-      mine.stream(p.grad_input.row(row), column, to_input);
-      if constexpr (Part::kIsHeld) {
-        if (later < p.rows) {
-          ahead.copy(0, p.input.row(later), k, column);
-          ahead.copy(1, p.grad_output.row(later), k, column);
-          if (kNorm == Norm::add_rms) ahead.copy(2, p.grad_sum.row(later), k, column);
-        }
+      if constexpr (kIsHeld) {
+        staged.write(k, to_input, is_there[k] && is_row);
+        staged.copy(k, is_there[k], i + Rows::kRows < count);
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) {
           weight_sums[k][j] += g[j] * x[j];
           if (kIsLayer) bias_sums[k][j] += g[j];
         }
-      } else if (has_sums) {
+      } else {
+        whole.stream(p.grad_input.row(row), column, to_input);
+        if (!has_sums) return;
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) {
           S* to =
@@ -280,41 +377,38 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
         }
       }
     });
-    if constexpr (Part::kIsHeld) ahead.next();
+    if constexpr (kIsHeld) staged.next(), staged.next_result();
   }
   if (!has_sums) return;
-  if constexpr (Part::kIsHeld) {
+  if constexpr (kIsHeld) {
     asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
+    __syncthreads();  // the sums take the place of the rows
     OPWRIGHT_UNROLL
     for (int k = 0; k < kPacks; ++k) {
       OPWRIGHT_UNROLL
-      for (int j = 0; j < N; ++j) {
-        S* to =
-            sums[(k * kQuads + j / Quad<S>::kCount) * threads + thread].of + j % Quad<S>::kCount;
-        *to = weight_sums[k][j];
-        if (kIsLayer)
-          to[int64_t{held} * kQuads * threads * Quad<S>::kCount] = bias_sums[kIsLayer ? k : 0][j];
+      for (int q = 0; q < kQuads; ++q) {
+        Quad<S> weight, bias;
+        OPWRIGHT_UNROLL
+        for (int j = 0; j < Quad<S>::kCount; ++j) {
+          weight.of[j] = weight_sums[k][q * Quad<S>::kCount + j];
+          if (kIsLayer) bias.of[j] = bias_sums[kIsLayer ? k : 0][q * Quad<S>::kCount + j];
+        }
+        sums[(k * kQuads + q) * threads + thread] = weight;
+        if (kIsLayer) sums[((kPacks + k) * kQuads + q) * threads + thread] = bias;
       }
     }
   }
   __syncthreads();
   opwright::let_next_start();
-  const int across = blockDim.x, many = kKinds * held * kQuads * across;
-  S* to = p.partial + group * kKinds * p.pitch;
-  for (int i = thread; i < many; i += threads) {
-    const int x = i / kQuads % across, q = i % kQuads, slab = i / kQuads / across;
-    const int kind = slab / held, k = slab % held;
-    const int place = (slab * kQuads + q) * threads + x;
-    Quad<S> sum = sums[place];
-    for (int y = 1; y < static_cast<int>(blockDim.y); ++y) {
-      const Quad<S> other = sums[place + y * across];
-      OPWRIGHT_UNROLL
-      for (int j = 0; j < Quad<S>::kCount; ++j) sum.of[j] += other.of[j];
-    }
-    const int64_t id = (kIsCluster ? cluster_rank() * across : 0) + x;
-    const int64_t column = (id + int64_t{k} * team.size()) * N + q * Quad<S>::kCount;
-    if (column < p.pitch) *reinterpret_cast<Quad<S>*>(to + kind * p.pitch + column) = sum;
+  // The teams of the block, added up: each does so for some of the quads.
+  const int slabs = kKinds * held * kQuads;
+  Quad<S>* const partial =
+      reinterpret_cast<Quad<S>*>(p.partial) + group * slabs * team.size() + team.id();
+  for (int slab = threadIdx.y; slab < slabs; slab += blockDim.y) {
+    const Quad<S>* const from = sums + slab * threads + threadIdx.x;
+    Quad<S> sum = *from;
+    for (int y = 1; y < static_cast<int>(blockDim.y); ++y) sum.add(from[y * blockDim.x]);
+    partial[static_cast<int64_t>(slab) * team.size()] = sum;
   }
 }
 
@@ -322,7 +416,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
 // of a part.
 template <typename T, typename W>
 __global__ void __launch_bounds__(256)
-    column_gradient_kernel(Backward<T, W> p, int kinds, int64_t rows) {
+    column_gradient_kernel(Backward<T, W> p, int kinds, int64_t pitch, int64_t rows) {
   using S = compute_t<T>;
   opwright::wait_for_previous();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -336,43 +430,52 @@ __global__ void __launch_bounds__(256)
     weight += g * ((x - p.moments[2 * row]) * p.moments[2 * row + 1]);
     bias += g;
   }
-  S* to = p.partial + static_cast<int64_t>(blockIdx.y) * kinds * p.pitch + column;
+  S* to = p.partial + static_cast<int64_t>(blockIdx.y) * kinds * pitch + column;
   to[0] = weight;
-  if (kinds == 2) to[p.pitch] = bias;
+  if (kinds == 2) to[pitch] = bias;
 }
 
-// weight[c] and bias[c]: the sums of column c over `count` blocks.
+// weight[c] and bias[c]: the sums of column c over all groups, each in a fixed order.
+inline constexpr int kSumThreads = 512, kSumQuads = 16;  // of a block
 template <typename S, typename W>
-__global__ void __launch_bounds__(256)
-    gradient_sum_kernel(const S* partial, int32_t count, int kinds, int64_t pitch, int64_t n,
-                        W* weight, int64_t weight_stride, W* bias, int64_t bias_stride) {
-  __shared__ S shared[256 / kWarp][kWarp];
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
-  const int kind = blockIdx.y;
-  S sum = 0;
+__global__ void __launch_bounds__(kSumThreads)
+    gradient_sum_kernel(ColumnSums<S> p, int64_t n, W* weight, int64_t weight_stride, W* bias,
+                        int64_t bias_stride) {
+  constexpr int kCount = Quad<S>::kCount, kDown = kSumThreads / kSumQuads, kAtOnce = 4;
+  __shared__ Quad<S> shared[kDown][kSumQuads];
+  const int x = threadIdx.x % kSumQuads, y = threadIdx.x / kSumQuads;
+  const int64_t across = int64_t{p.kinds} * p.packs * p.quads * p.size;
+  const int64_t quad = int64_t{blockIdx.x} * kSumQuads + x;
+  Quad<S> sum{};
   opwright::let_next_start();  // waits for the kernel in front, too
-  if (column < n) {
-    const S* at = partial + kind * pitch + column;
-    const int64_t step = kinds * pitch;
-    constexpr int kAtOnce = 16;
-    for (int32_t row = warp; row < count; row += kAtOnce * warps) {
-      S values[kAtOnce];
+  if (quad < across) {
+    for (int32_t group = y; group < p.groups; group += kAtOnce * kDown) {
+      Quad<S> some[kAtOnce];
       OPWRIGHT_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
-        values[i] = row + i * warps < count ? at[(row + i * warps) * step] : S(0);
+        const int32_t at = group + i * kDown;
+        some[i] = at < p.groups ? p.partial[at * across + quad] : Quad<S>{};
       }
       OPWRIGHT_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) sum += values[i];
+      for (int i = 0; i < kAtOnce; ++i) sum.add(some[i]);
     }
   }
-  shared[warp][lane] = sum;
+  shared[y][x] = sum;
   __syncthreads();
+  if (threadIdx.x >= kSumQuads * kCount) return;
+  // A thread for each element of the quads.
+  const int of = threadIdx.x / kCount, j = threadIdx.x % kCount;
+  S total = 0;
+  OPWRIGHT_UNROLL
+  for (int i = 0; i < kDown; ++i) total += shared[i][of].of[j];
+  const int64_t at = int64_t{blockIdx.x} * kSumQuads + of, id = at % p.size;
+  const int slab = static_cast<int>(at / p.size), per_kind = p.packs * p.quads;
+  const int kind = slab / per_kind, k = slab % per_kind / p.quads, q = slab % p.quads;
+  const int64_t column = ((id + k * p.size) * p.quads + q) * kCount + j;
   W* to = kind == 0 ? weight : bias;
-  if (warp > 0 || column >= n || !to) return;
-  sum = 0;
-  for (int w = 0; w < warps; ++w) sum += shared[w][lane];
-  to[column * (kind == 0 ? weight_stride : bias_stride)] = W(sum);
+  if (at < across && column < n && to) {
+    to[column * (kind == 0 ? weight_stride : bias_stride)] = W(total);
+  }
 }
 
 template <Norm kNorm, typename T, typename W>
@@ -380,39 +483,45 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
                    cudaStream_t stream,
                    const opwright::Device& device = opwright::current_device()) {
   using S = compute_t<T>;
-  constexpr int N = kPackWidth<T>, kPacks = kBackwardPacks;
-  constexpr int kKinds = kNorm == Norm::layer ? 2 : 1, kTensors = kNorm == Norm::add_rms ? 3 : 2;
+  constexpr int N = kPackWidth<T>, kPacks = kBackwardPacks, kCount = Quad<S>::kCount;
+  constexpr int kKinds = kNorm == Norm::layer ? 2 : 1, kSums = kIsOnePass<T, kNorm> ? 4 : 2;
   const int64_t packs = (p.n + N - 1) / N;
   const bool has_sums = grad_weight.defined() || grad_bias.defined();
-  p.pitch = (p.n + 7) / 8 * 8;
-  int64_t count = 0;
+  ColumnSums<S> left{.kinds = kKinds};
   // Starts a kernel for rows of a cluster, in as many teams as shared memory has room for, and
   // returns true if that is one at least.
   const auto start = [&]<int kHeld, bool kIsHeld, bool kIsCluster>(int cluster, int threads,
                                                                    int teams) {
-    using Group = Team<S, kIsCluster, kNorm == Norm::layer ? 4 : 2>;
-    const size_t room =
-        device.shared_bytes - sizeof(S) * Group::slots(backward_threads(kIsHeld ? kHeld : 0));
-    const size_t values = size_t{N} * kHeld * threads;
+    // Rows, the weight and what teams send each other; the sums take the place of rows and weight.
     const auto bytes_of = [&](bool stages_weight) {
-      const size_t of_rows = kIsHeld ? Ahead<T, kHeld, kTensors>::bytes(threads * teams) : 0;
-      const size_t of_weight = stages_weight ? values * sizeof(W) : 0;
-      const size_t of_sums = has_sums ? kKinds * values * sizeof(S) * teams : 0;
-      return of_rows + of_weight > of_sums ? of_rows + of_weight : of_sums;
+      using Rows = Staged<T, W, kNorm, kHeld>;
+      p.weight_at = kIsHeld ? Rows::bytes(threads * teams) : 0;
+      const int of_weight = stages_weight ? StagedWeight<W, kHeld, N>::bytes(threads) : 0;
+      const int of_sums = has_sums ? kKinds * N * kHeld * threads * teams * int{sizeof(S)} : 0;
+      const int before = static_cast<int>(p.weight_at) + of_weight;
+      p.team_at = before > of_sums ? before : of_sums;
+      return static_cast<int>(p.team_at) +
+             Team<S, kIsCluster, kSums>::bytes(threads * teams, cluster);
     };
-    p.stages_weight = kIsHeld && p.weight.data;
+    p.stages_weight = kIsHeld && (p.weight.data || sizeof(W) == sizeof(T));
     const int whole_warp = threads < kWarp ? kWarp / threads : 1;  // of teams
-    while (teams > whole_warp && bytes_of(p.stages_weight) > room) teams -= whole_warp;
-    if (sizeof(W) > sizeof(T) && bytes_of(p.stages_weight) > room) p.stages_weight = false;
-    const size_t bytes = bytes_of(p.stages_weight);
-    if (bytes > room) return false;
+    while (teams > whole_warp && bytes_of(p.stages_weight) > device.shared_bytes) {
+      teams -= whole_warp;
+    }
+    if (sizeof(W) > sizeof(T) && bytes_of(p.stages_weight) > device.shared_bytes) {
+      p.stages_weight = false;
+    }
+    const int bytes = bytes_of(p.stages_weight);
+    if (bytes > device.shared_bytes) return false;
     const int64_t wanted = (p.rows + teams - 1) / teams;
     int64_t groups = opwright::clusters_within(device, cluster);
     // No more than share the rows evenly: a last round for a few would take as long as the others.
-    const int64_t rounds = groups > 0 ? (wanted + groups - 1) / groups : wanted;
-    groups = (wanted + rounds - 1) / rounds;
-    if (has_sums) p.partial = opwright::scratch<S>(groups * kKinds * p.pitch);
-    count = groups, p.held = kHeld, p.cluster = cluster;
+    p.rounds = static_cast<int32_t>(groups > 0 ? (wanted + groups - 1) / groups : wanted);
+    groups = (wanted + p.rounds - 1) / p.rounds;
+    left.groups = static_cast<int32_t>(groups), left.packs = kHeld, left.quads = N / kCount;
+    left.size = threads * cluster;
+    if (has_sums) p.partial = opwright::scratch<S>(groups * kKinds * kHeld * N * left.size);
+    p.held = kHeld, p.cluster = cluster;
     launch(norm_backward_kernel < T, W, kNorm, kIsHeld ? kHeld : 0, kIsCluster >, groups * cluster,
            dim3(threads, teams), cluster, bytes, stream, p);
     return true;
@@ -443,23 +552,28 @@ void norm_backward(Backward<T, W> p, bool is_aligned, View<W, 1> grad_weight, Vi
   }
   if (!is_started) is_started = start_any.template operator()<false>();
   if (!is_started) {
-    p.cluster = 1;
+    p.cluster = p.rounds = 1, p.team_at = 0;
     if (has_sums) p.moments = opwright::scratch<S>(2 * p.rows);
-    launch(norm_backward_kernel<T, W, kNorm, 0, false>, p.rows, dim3(backward_threads(kPacks)), 1,
-           0, stream, p);
+    constexpr int kThreads = backward_threads(0);
+    launch(norm_backward_kernel<T, W, kNorm, 0, false>, p.rows, dim3(kThreads), 1,
+           Team<S, false, kSums>::bytes(kThreads, 1), stream, p);
     if (!has_sums) return;
     const int64_t across = (p.n + 255) / 256, depth = 64;
-    count = (p.rows + depth - 1) / depth < 65535 ? (p.rows + depth - 1) / depth : 65535;
-    const int64_t rows = (p.rows + count - 1) / count;
-    p.partial = opwright::scratch<S>(count * kKinds * p.pitch);
-    opwright::launch_behind(column_gradient_kernel<T, W>, dim3(unsigned(across), unsigned(count)),
-                            dim3(256), 0, stream, p, kKinds, rows);
+    const int64_t most = (p.rows + depth - 1) / depth, parts = most < 65535 ? most : 65535;
+    left.groups = static_cast<int32_t>(parts), left.packs = left.quads = 1;
+    left.size = (p.n + kCount - 1) / kCount;
+    p.partial = opwright::scratch<S>(parts * kKinds * left.size * kCount);
+    opwright::launch_behind(column_gradient_kernel<T, W>, dim3(unsigned(across), unsigned(parts)),
+                            dim3(256), 0, stream, p, kKinds, left.size * kCount,
+                            (p.rows + parts - 1) / parts);
   }
   if (!has_sums) return;
+  left.partial = reinterpret_cast<const Quad<S>*>(p.partial);
   const auto data = [](const View<W, 1>& view) { return view.defined() ? view.data() : nullptr; };
+  const int64_t quads = kKinds * int64_t{left.packs} * left.quads * left.size;
   opwright::launch_behind(gradient_sum_kernel<S, W>,
-                          dim3(unsigned((p.n + kWarp - 1) / kWarp), kKinds), dim3(256), 0, stream,
-                          p.partial, int32_t(count), kKinds, p.pitch, p.n, data(grad_weight),
+                          dim3(unsigned((quads + kSumQuads - 1) / kSumQuads)), dim3(kSumThreads), 0,
+                          stream, left, p.n, data(grad_weight),
                           grad_weight.defined() ? grad_weight.stride(0) : 0, data(grad_bias),
                           grad_bias.defined() ? grad_bias.stride(0) : 0);
 }

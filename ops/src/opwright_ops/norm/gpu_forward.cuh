@@ -22,76 +22,120 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   using Part = Slice<T, kPacks>;
   using Index = typename Part::Index;
   constexpr int N = Part::N;
-  __shared__ S slots[Team<S, false, 1>::slots(kMaxThreads)];
-  Team<S, false, 1> team(slots, 1);
+  constexpr bool kIsLayer = kNorm == Norm::layer, kIsHeld = Part::kIsHeld;
+  // Few packs are kept as the numbers they have, less the mean; many as they are.
+  constexpr bool kKeepsNumbers = kIsHeld && kPacks <= 4;
+  __shared__ __align__(16) unsigned char sums_bytes[Team<S, false, 1>::bytes(kMaxThreads, 1)];
+  Team<S, false, 1> team(sums_bytes, 1);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_row = row < p.rows;
   // Teams within a warp take part in its shuffles; others go.
   if (!is_row && blockDim.x >= kWarp) return;
   const Part mine(is_row ? p.n : 0, team);
+  // Calls body(k, column, is_there) for the packs of this thread. Where they are held, those behind
+  // the end of the row are zeros.
+  const bool is_last_there =  // for a warp
+      mine.first - static_cast<Index>(threadIdx.x % kWarp * N) + (kPacks - 1) * mine.step < mine.n;
+  const auto each = [&](const auto& body) {
+    if constexpr (kIsHeld) {
+      OPWRIGHT_UNROLL
+      for (int k = 0; k < kPacks; ++k) {
+        const Index column = mine.first + k * mine.step;
+        const bool is_there = column < mine.n;
+        // Few packs are computed without asking, but for the last, which a whole warp may lack.
+        if (kPacks > 4 ? is_there : k == 0 || k < kPacks - 1 || is_last_there)
+          body(k, column, is_there);
+      }
+    } else {
+      mine.each([&](int k, Index column) { body(k, column, true); });
+    }
+  };
   opwright::let_next_start();  // waits for the kernel in front, too
 
-  const T* from;
-  Pack<T, N> packs[Part::kHeld];
+  const T* from = p.input.row(row);
+  Pack<T, N> packs[Part::kHeld] = {};
   if constexpr (kNorm == Norm::add_rms) {
     T* sums = p.sum.row(row);
-    mine.fetch(p.input.row(row), packs);
-    mine.each([&](int k, Index column) {
+    each([&](int k, Index column, bool is_there) {
+      if (!is_there) return;
       S x[N], y[N];
-      mine.values(p.input.row(row), packs, k, column, x);
+      mine.values(from, column, x);
       mine.values(p.residual.row(row), column, y);
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) x[j] += y[j];
-      if constexpr (Part::kIsHeld) packs[k] = opwright::pack_of<T>(x);
+      if constexpr (kIsHeld) packs[k] = opwright::pack_of<T>(x);
       mine.store(sums, column, x);
     });
     from = sums;
   } else {
-    from = p.input.row(row);
     mine.fetch(from, packs);
   }
+  S numbers[kKeepsNumbers ? kPacks : 1][N];
+  if constexpr (kKeepsNumbers) {
+    OPWRIGHT_UNROLL
+    for (int k = 0; k < kPacks; ++k) opwright::unpack(packs[k], numbers[k]);
+  }
+  const auto read = [&](int k, Index column, S(&x)[N]) {
+    if constexpr (kKeepsNumbers) {
+      OPWRIGHT_UNROLL
+      for (int j = 0; j < N; ++j) x[j] = numbers[k][j];
+    } else if constexpr (kIsHeld) {
+      opwright::unpack(packs[k], x);
+    } else {
+      mine.values(from, column, x);
+    }
+  };
 
+  const S per_n = S(1) / S(p.n);
   S mean = 0;
-  if constexpr (kNorm == Norm::layer) {
+  if constexpr (kIsLayer) {
     S sums[1] = {};
-    mine.each([&](int k, Index column) {
+    each([&](int k, Index column, bool) {
       S x[N];
-      mine.values(from, packs, k, column, x);
+      read(k, column, x);
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) sums[0] += x[j];
     });
     team.add_up(sums);
-    mean = sums[0] / S(p.n);
+    mean = sums[0] * per_n;
   }
   S squares[1] = {};
-  mine.each([&](int k, Index column) {
+  each([&](int k, Index column, bool is_there) {
     S x[N];
-    mine.values(from, packs, k, column, x);
-    const int count = mine.count(column);
+    read(k, column, x);
+    const int count = kIsHeld ? N : mine.count(column);
+    const S less = is_there ? mean : S(0);
     OPWRIGHT_UNROLL
     for (int j = 0; j < N; ++j) {
-      const S d = x[j] - mean;
-      if (kNorm != Norm::layer || j < count) squares[0] += d * d;
+      if (kIsLayer) x[j] = j < count ? x[j] - less : S(0);
+      if constexpr (kKeepsNumbers) numbers[k][j] = x[j];
+      squares[0] += x[j] * x[j];
     }
   });
   team.add_up(squares);
-  const S scale = S(1) / S(sqrt(squares[0] / S(p.n) + p.eps));
-  mine.each([&](int k, Index column) {
+  const S variance = squares[0] * per_n + p.eps;
+  S scale;
+  if constexpr (sizeof(T) == 2)
+    scale = rsqrtf(variance);
+  else
+    scale = S(1) / S(sqrt(variance));
+  each([&](int k, Index column, bool is_there) {
     S x[N], w[N];
-    mine.values(from, packs, k, column, x);
+    read(k, column, x);
     OPWRIGHT_UNROLL
-    for (int j = 0; j < N; ++j) x[j] = (x[j] - mean) * scale;
+    for (int j = 0; j < N; ++j) x[j] = (kIsLayer && !kKeepsNumbers ? x[j] - mean : x[j]) * scale;
+    const Index at = is_there ? column : 0;
     if (p.weight.data) {
-      mine.values(p.weight, column, w);
+      mine.values(p.weight, at, w);
       OPWRIGHT_UNROLL
-      for (int j = 0; j < N; ++j) x[j] *= w[j];
+      for (int j = 0; j < N; ++j) x[j] = rounded_product(x[j], w[j]);
     }
-    if (kNorm == Norm::layer && p.bias.data) {
-      mine.values(p.bias, column, w);
+    if (kIsLayer && p.bias.data) {
+      mine.values(p.bias, at, w);
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) x[j] += w[j];
     }
-    mine.store(p.output.row(row), column, x);
+    if (is_there) mine.store(p.output.row(row), column, x);
   });
 }
 

@@ -37,25 +37,69 @@ struct Columns {
   int64_t stride;
 };
 
+template <bool kFirst, typename A, typename B>
+struct If {
+  using type = A;
+};
+template <typename A, typename B>
+struct If<false, A, B> {
+  using type = B;
+};
+
+// A product that is rounded before anything is added to it: so all kernels of a row have the same
+// bits, and equal products cancel. One that is exact needs no such care.
+template <bool kIsExact = false>
+__device__ OPWRIGHT_INLINE float rounded_product(float a, float b) {
+  return kIsExact ? a * b : __fmul_rn(a, b);
+}
+template <bool kIsExact = false>
+__device__ OPWRIGHT_INLINE double rounded_product(double a, double b) {
+  return __dmul_rn(a, b);
+}
+
+// The sums of kCount values over a warp: a lane gets that of value lane / (kWarp / kCount).
+template <typename S, int kCount>
+__device__ OPWRIGHT_INLINE S scattered_sum(const S (&values)[kCount]) {
+  S left[kCount];
+  OPWRIGHT_UNROLL
+  for (int i = 0; i < kCount; ++i) left[i] = values[i];
+  int step = kWarp / 2;
+  // Half of the values go to the other half of the lanes, and so on until one is left.
+  OPWRIGHT_UNROLL
+  for (int half = kCount / 2; half > 0; half /= 2, step /= 2) {
+    const bool is_upper = threadIdx.x & step;
+    OPWRIGHT_UNROLL
+    for (int i = 0; i < half; ++i) {
+      const S kept = is_upper ? left[i + half] : left[i];
+      const S sent = is_upper ? left[i] : left[i + half];
+      left[i] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+    }
+  }
+  OPWRIGHT_UNROLL
+  for (; step > 0; step /= 2) left[0] += __shfl_xor_sync(0xffffffffu, left[0], step);
+  return left[0];
+}
+
 // The threads of one row: those of a block with one threadIdx.y, or of all blocks of a cluster.
 template <typename S, bool kIsCluster, int kMaxSums>
 class Team {
  public:
-  // Elements of shared memory that the teams of a block of so many threads need.
-  OPWRIGHT_HOST_DEVICE static constexpr int slots(int threads) {
-    return 2 * kMaxSums * (kIsCluster ? kMaxCluster : 1) * (threads / kWarp) +
-           (kIsCluster ? 2 * kMaxClusterTeams * int{sizeof(Arrivals) / sizeof(S)} : 0);
+  // Shared memory for the teams of a block of so many threads, at 16 bytes.
+  OPWRIGHT_HOST_DEVICE static constexpr int bytes(int threads, int cluster) {
+    return (kIsCluster ? 2 * kMaxClusterTeams * int{sizeof(Arrivals)} : 0) +
+           2 * kMaxSums * int{sizeof(S)} * cluster * (threads < kWarp ? 1 : threads / kWarp);
   }
 
-  // In a cluster, all its blocks wait for each other before the first sum. `slots`: at 16 bytes.
-  __device__ Team(S* slots, int cluster) : cluster_(cluster) {
+  // All threads wait for each other before the first sum, in a cluster those of all its blocks.
+  __device__ Team(void* memory, int cluster) : cluster_(cluster) {
     rank_ = kIsCluster ? cluster_rank() : 0;
     if constexpr (kIsCluster) {
-      arrivals_ = reinterpret_cast<Arrivals*>(slots) + 2 * threadIdx.y;
-      slots += 2 * kMaxClusterTeams * (sizeof(Arrivals) / sizeof(S));
+      arrivals_ = static_cast<Arrivals*>(memory) + 2 * threadIdx.y;
       if (threadIdx.x == 0) arrivals_[0].prepare(), arrivals_[1].prepare();
+      memory = static_cast<Arrivals*>(memory) + 2 * kMaxClusterTeams;
     }
-    slots_ = slots + threadIdx.y * (2 * kMaxSums * (blockDim.x / kWarp) * cluster);
+    slots_ =
+        static_cast<S*>(memory) + threadIdx.y * (2 * kMaxSums * (blockDim.x / kWarp) * cluster);
   }
 
   // Of this thread, among `size()`.
@@ -66,69 +110,81 @@ class Team {
   template <int kCount>
   __device__ OPWRIGHT_INLINE void add_up(S (&values)[kCount]) {
     static_assert(kCount <= kMaxSums);
-    const int lanes = blockDim.x < kWarp ? blockDim.x : kWarp;
-    OPWRIGHT_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      for (int step = lanes / 2; step > 0; step /= 2) {
-        values[i] += __shfl_xor_sync(0xffffffffu, values[i], step);
-      }
-    }
-    const int warps = blockDim.x / kWarp, all = warps * cluster_;
-    if (all <= 1) return;
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-    const auto at = [&](int i, int from) {
-      return kIsCluster ? from * kCount + i : i * all + from;
-    };
-    // Two sets of slots in turn: who writes the next has passed the barrier behind this one's.
-    S* slots = slots_ + parity_ * (kMaxSums * all);
-    parity_ ^= 1;
-    if constexpr (kIsCluster) {
-      static_assert(kCount * sizeof(S) % sizeof(uint64_t) == 0);
-      constexpr int kWords = kCount * sizeof(S) / sizeof(uint64_t), kPer = kCount / kWords;
-      struct alignas(8) Word {
-        S of[kPer];
-      };
-      Arrivals& arrivals = arrivals_[parity_];
-      if (threadIdx.x == 0) arrivals.announce(all * kCount * int{sizeof(S)});
-      if (lane < cluster_) {
-        OPWRIGHT_UNROLL
-        for (int i = 0; i < kWords; ++i) {
-          Word word;
-          OPWRIGHT_UNROLL
-          for (int j = 0; j < kPer; ++j) word.of[j] = values[i * kPer + j];
-          S* const to = slots + (rank_ * warps + warp) * kCount + i * kPer;
-          arrivals.send(reinterpret_cast<Word*>(to), word, lane);
+    if (blockDim.x < kWarp) {
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        for (int step = blockDim.x / 2; step > 0; step /= 2) {
+          values[i] += __shfl_xor_sync(0xffffffffu, values[i], step);
         }
       }
-      arrivals.wait(phase_);
-      phase_ ^= parity_ ^ 1;
-    } else {
-      if (lane < kCount) {
-        S value = values[0];
-        OPWRIGHT_UNROLL
-        for (int i = 1; i < kCount; ++i) value = lane == i ? values[i] : value;
-        slots[lane * all + warp] = value;
+      return;
+    }
+    constexpr int kLanes = kWarp / kCount;  // that have one sum
+    const int warps = blockDim.x / kWarp, all = warps * cluster_, lane = threadIdx.x % kWarp;
+    S sum = scattered_sum(values);
+    if (all > 1) {
+      // Two sets of slots in turn: who writes the next has passed the barrier behind this one's.
+      auto* const slots = reinterpret_cast<Sums<kCount>*>(slots_ + (is_odd_ ? kMaxSums * all : 0));
+      S& mine = slots[rank_ * warps + threadIdx.x / kWarp].of[lane / kLanes];
+      const int to = lane % kLanes;
+      if constexpr (kIsCluster) {
+        Arrivals& arrivals = arrivals_[is_odd_];
+        if (threadIdx.x == 0) arrivals.announce(all * kCount * int{sizeof(S)});
+        if (to < cluster_) arrivals.send(&mine, sum, to);
+        arrivals.wait(phase_);
+        phase_ ^= is_odd_;
+      } else {
+        if (to == 0) mine = sum;
+        asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
       }
-      asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
+      is_odd_ = !is_odd_;
+      Sums<kCount> total{};
+      if (all <= kMaxRead) {
+#pragma unroll 1
+        for (int from = 0; from < all; from += 4) {
+          Sums<kCount> some[4];
+          OPWRIGHT_UNROLL
+          for (int i = 0; i < 4; ++i)
+            some[i] = from + i < all ? load(slots[from + i]) : Sums<kCount>{};
+          OPWRIGHT_UNROLL
+          for (int i = 0; i < 4; ++i) total.add(some[i]);
+        }
+        OPWRIGHT_UNROLL
+        for (int i = 0; i < kCount; ++i) values[i] = total.of[i];
+        return;
+      }
+#pragma unroll 1
+      for (int from = lane; from < all; from += kWarp) total.add(load(slots[from]));
+      sum = scattered_sum(total.of);
     }
     OPWRIGHT_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      S sum = 0;
-      if (all <= kWarp / 2) {  // read by each lane: faster than shuffles
-        for (int from = 0; from < all; ++from) sum += slots[at(i, from)];
-        values[i] = sum;
-      } else {
-        for (int from = lane; from < all; from += kWarp) sum += slots[at(i, from)];
-        values[i] = opwright::warp_sum(sum);
-      }
-    }
+    for (int i = 0; i < kCount; ++i) values[i] = __shfl_sync(0xffffffffu, sum, i * kLanes);
   }
 
  private:
+  static constexpr int kMaxRead = 8;  // warps whose sums each lane reads; of more, one of 32
+
+  // Those of a warp.
+  template <int kCount>
+  struct alignas(kCount * sizeof(S)) Sums {
+    S of[kCount];
+    __device__ OPWRIGHT_INLINE void add(const Sums& other) {
+      OPWRIGHT_UNROLL
+      for (int i = 0; i < kCount; ++i) of[i] += other.of[i];
+    }
+  };
+  template <int kCount>
+  __device__ OPWRIGHT_INLINE static Sums<kCount> load(const Sums<kCount>& slot) {
+    using Words = typename If<sizeof(slot) == 16, uint4,
+                              typename If<sizeof(slot) == 8, uint2, uint32_t>::type>::type;
+    return opwright::bit_cast<Sums<kCount>>(*reinterpret_cast<const Words*>(&slot));
+  }
+
   S* slots_;
   Arrivals* arrivals_ = nullptr;
-  int cluster_, parity_ = 0, phase_ = 0;
-  uint32_t rank_;
+  int cluster_;
+  bool is_odd_ = false;
+  uint32_t rank_, phase_ = 0;
 };
 
 // Reads past the first-level cache: what is read once must not displace what is read by every row.
@@ -141,13 +197,15 @@ __device__ OPWRIGHT_INLINE Pack<T, N> load_once(const T* at) {
   return opwright::bit_cast<Pack<T, N>>(words);
 }
 
-// Writes what nobody reads soon.
+// Writes what nobody reads soon, or nothing.
 template <typename T, int N>
-__device__ OPWRIGHT_INLINE void store_once(T* at, Pack<T, N> pack) {
+__device__ OPWRIGHT_INLINE void store_once(T* at, Pack<T, N> pack, bool is_wanted = true) {
   const auto words = opwright::bit_cast<uint4>(pack);
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(words.x), "r"(words.y),
-               "r"(words.z), "r"(words.w)
-               : "memory");
+  asm volatile(
+      "{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};}" ::"l"(
+          at),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(int{is_wanted})
+      : "memory");
 }
 
 // Elements column..column + N of a row of n, 0 behind its end.
@@ -170,15 +228,6 @@ __device__ OPWRIGHT_INLINE void store_tail(T* row, int64_t column, int64_t n,
     if (column + j < n) row[column + j] = pack.elements[j];
   }
 }
-
-template <bool kFirst, typename A, typename B>
-struct If {
-  using type = A;
-};
-template <typename A, typename B>
-struct If<false, A, B> {
-  using type = B;
-};
 
 // What a thread does with its packs of a row of n elements. kPacks of them fit in registers, in
 // rows that are whole packs at 16 bytes; where kPacks is 0 any row will do, and packs are read each

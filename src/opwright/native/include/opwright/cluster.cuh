@@ -72,14 +72,20 @@ struct Arrivals {
           : "memory");
 #endif
   }
-  // Writes 8 or 16 bytes to the same place in the block `rank`, which counts what comes.
+  // Writes 4, 8 or 16 bytes to the same place in the block `rank`, which counts what comes.
   template <typename V>
   __device__ void send(V* to, const V& value, uint32_t rank) {
-    static_assert(sizeof(V) == 8 || sizeof(V) == 16);
+    static_assert(sizeof(V) == 4 || sizeof(V) == 8 || sizeof(V) == 16);
 #if __CUDA_ARCH__ >= 900
     const uint32_t there = in_block(shared_address(to), rank),
                    counts = in_block(shared_address(this), rank);
-    if constexpr (sizeof(V) == 8) {
+    if constexpr (sizeof(V) == 4) {
+      asm volatile(
+          "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %2, [%1];" ::"r"(
+              there),
+          "r"(counts), "r"(__builtin_bit_cast(uint32_t, value))
+          : "memory");
+    } else if constexpr (sizeof(V) == 8) {
       const auto words = __builtin_bit_cast(uint2, value);
       asm volatile(
           "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%2, %3}, "

@@ -18,12 +18,13 @@ from opwright.contract.sources import Source
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, NameTakenError
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
-# In these PyTorch 2.13 registers operators of its own; torch.compile and others treat all of a namespace alike.
+# In these a version of PyTorch from 2.12 to 2.14 registers operators of its own; torch.compile and others treat all of
+# a namespace alike.
 _NAMESPACES_OF_PYTORCH = frozenset(
     "aten prim prims inductor_prims rngprims debugprims quantized _quantized quantized_decomposed quantization c10d "
     "c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor inductor export onnx "
     "onnx_symbolic mkl mkldnn mkldnn_prepacked onednn sparse static_runtime profiler streams triton cuda ao _native "
-    "flex_lib debug_mode_ops _test _inductor_test".split()
+    "flex_lib debug_mode_ops coor mempool prepacked _test _inductor_test".split()
 )
 
 

@@ -13,8 +13,8 @@ from opwright.errors import PackageError
 _TAKEN = frozenset(
     "aten prim prims aten_native c10 torch quantized _quantized inductor _inductor_test fsdp c10d _c10d_functional "
     "_c10d_functional_autograd symm_mem higher_order mkl mkldnn onednn onnx profiler rngprims debugprims export "
-    "streams sparse static_runtime tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack metal "
-    "vulkan_prepack cudnn triton xla _test _nnapi nvprims opwright".split()
+    "streams sparse coor mempool static_runtime tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack "
+    "prepacked metal vulkan_prepack cudnn triton xla _test _nnapi nvprims opwright".split()
 )
 
 

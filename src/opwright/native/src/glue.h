@@ -68,7 +68,7 @@ extern i32 aoti_torch_create_cuda_guard(i32 device_index, Handle*) __attribute__
 extern i32 aoti_torch_delete_cuda_guard(Handle) __attribute__((weak));
 extern i32 aoti_torch_get_current_cuda_stream(i32 device_index, void**) __attribute__((weak));
 
-// Since torch 2.12.
+// Since torch 2.13.
 extern const char* torch_exception_get_what_without_backtrace(void) __attribute__((weak));
 // For the arguments that the dispatcher's ABI cannot pass: AOTInductor's functions for these
 // operators.

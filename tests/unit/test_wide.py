@@ -150,7 +150,8 @@ _SAME: dict[str, Computation] = {
         F.binary_cross_entropy_with_logits(v[0], v[1].sigmoid()), F.kl_div(F.log_softmax(v[0], 1), F.softmax(v[1], 1), reduction="sum"),
     ],
     "steps": lambda v: [v[0] ** 3, v[0].abs() ** 1.7, 2 ** v[0], v[0] / v[1], torch.lerp(*v[:2], 0.3), torch.addcmul(*v[:2], v[2]), 1 - v[0]],
-    "windows": lambda v: [v[0].unfold(1, 2, 2).mean(-1), F.max_pool1d(v[0][None], 2)],
+    "windows": lambda v: [v[0].unfold(1, 2, 2).mean(-1)],
+    "max pooling": lambda v: [F.max_pool1d(v[0][None], 2)],
 }  # fmt: skip
 
 
@@ -170,6 +171,8 @@ def _assert_same(computation: Computation) -> None:
 
 @pytest.mark.parametrize("name", _SAME)
 def test_it_is_the_same_function(name: str) -> None:
+    if name == "max pooling" and torch.__version__ < (2, 13):
+        pytest.skip("torch has a decomposition of max pooling from 2.13 on")
     _assert_same(_SAME[name])
     _assert_same(_gradient_of(_SAME[name]))
     _assert_same(_gradient_of(lambda v: [sum(o.sum() for o in _SAME[name](v) if o.is_floating_point())]))

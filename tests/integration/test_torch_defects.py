@@ -95,10 +95,11 @@ def half(request: pytest.FixtureRequest, tmp_path: Path) -> Half:
 def test_1_a_stale_lock_is_waited_for_without_end(half: Half, tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     got = half.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
-    half.judge(got, "3", "no end after")
     if half.module.startswith("torch"):
         assert (tmp_path / "main.cpp").is_file()  # it came as far as the lock, and was not just slow
-        assert not (tmp_path / "build.ninja").exists()
+        if (tmp_path / "build.ninja").exists():
+            got = "past the lock"  # the build may take longer than the time that was waited
+    half.judge(got, "3", "no end after")
 
 
 def test_2_a_finished_build_needs_ninja(half: Half) -> None:

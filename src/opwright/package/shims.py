@@ -1,4 +1,4 @@
-"""Since which torch its stable ABI has which function, as the guards of its headers say (those of torch 2.15)."""
+"""Since which torch its stable ABI has which function, as the guards in the headers of torch 2.14 and 2.15 say."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SINCE = {
         torch_new_generator_handle torch_new_stable_ivalue torch_stream_native_handle
     """,
     (2, 14): """
-        torch_has_storage torch_mps_set_arg_bytes
+        torch_has_storage torch_mps_set_arg_bytes torch_tensor_from_pyobject torch_tensor_to_pyobject
     """,
     (2, 15): """
         torch_device_from_pyobject torch_device_to_pyobject torch_dtype_from_pyobject torch_dtype_to_pyobject

@@ -193,7 +193,8 @@ def test_the_stable_shims_tell_the_oldest_torch(build) -> None:
     )
     assert "torch >= 2.11: 2 stable" in finding_of(examine(weak), "torch", "ok").detail
     assert "torch >= 2.11: 1 stable" in finding_of(examine(old), "torch", "ok").detail
-    assert "torch >= 2.13: 2 stable" in finding_of(examine(new), "torch", "ok").detail
+    state, text = ("ok", "torch >= 2.13: 2 stable") if torch.__version__ >= (2, 13) else ("wrong", "for a newer torch")
+    assert text in finding_of(examine(new), "torch", state).detail
 
 
 def test_a_symbol_of_cuda_or_of_the_old_abi_is_told_apart(build) -> None:

@@ -1,7 +1,7 @@
 """PyTorch's private names, all of them that Opwright uses: what a new version of PyTorch may take away stands here.
 
 They have names without an underscore here. Those whose module takes long to import are imported when they are first
-asked for. Checked with PyTorch 2.11 to 2.13; no name differs between these.
+asked for. Checked with PyTorch 2.11 to 2.14; no name differs between these.
 """
 
 from __future__ import annotations

@@ -48,6 +48,12 @@ def softmax_in_blocks(x: Tensor) -> Tensor:
     return torch.cat([torch.softmax(part, -1) for part in x.split(1024, -1)], -1)
 
 
+def sum_of_steps(x: Tensor, dim: int) -> Tensor:
+    """Takes blocks of 32, then one of 16, and no more."""
+    blocks = x.shape[dim] // 32 * 32
+    return x.narrow(dim, 0, blocks).sum(dim) + x.narrow(dim, blocks, min(x.shape[dim] - blocks, 16)).sum(dim)
+
+
 def masked(x: Tensor, mask: Tensor) -> Tensor:
     return x.masked_fill(~mask, -1.0)
 
@@ -56,6 +62,14 @@ WRONG = {
     "mean far from zero": (variance_of_squares, lambda x: x.var(-1), (drawn(9, 40),)),
     "infinities alone": (logsumexp_of_finite, lambda x: torch.logsumexp(x, -1), (drawn(8, 33),)),
     "a wide axis": (softmax_in_blocks, lambda x: torch.softmax(x, -1), (drawn(8, 64),)),
+    "a tail of more than one step": (lambda x: sum_of_steps(x, -1), lambda x: x.sum(-1), (drawn(8, 64),)),
+    "a tail of rows that are added up": (lambda x: sum_of_steps(x, 0), lambda x: x.sum(0), (drawn(64, 8),)),
+    "an option made an integer": (
+        lambda x, limit: x.clamp(max=int(limit)), lambda x, limit: x.clamp(max=limit), (4 * drawn(8, 64), 6.0)
+    ),
+    "an option in half precision": (
+        lambda x, by: x * torch.tensor(by).half().item(), lambda x, by: x * by, (drawn(8, 64), 0.5)
+    ),
     "two entries": (
         lambda x: torch.var_mean(x, -1, correction=int(x.shape[-1] > 2)), lambda x: torch.var_mean(x, -1), (drawn(6, 40),)
     ),

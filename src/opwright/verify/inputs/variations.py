@@ -17,11 +17,12 @@ from opwright.verify.oracle import are_finite, to_oracle, try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, count_elements, storage_bytes, tensors_of
 
-_ROWS = 65_601  # more than a GPU's grid has along its second axis
+_ROWS = 65_599  # more than a GPU's grid has along its second axis, and one less than whole blocks of 64
 _WIDTHS = (5, 2, None)  # that the other axes are cut to; None: they stay, where the reference wants it
 # Of all inputs. The oracle computes the long case a dozen times, in float64; the large one is for measuring.
 _MAX_ELEMENTS, _MAX_ENLARGED = {"default": 2**22, "full": 2**23}, 2**25
-_WIDE = (4099, 131)  # of another axis: more than a block of a GPU's, and primes, so that vectors leave a remainder
+# Of another axis: more than a block of a GPU's, and one less than whole blocks of 128: each step of a tail is taken.
+_WIDE = (4223, 255)
 _NARROW = (2, 3)
 _MAX_UNEQUAL = 3  # cases with unequal axes in place of equal ones
 # For a call of the reference with an eighth of the rows; the oracle calls it a dozen times with all of them. What is only
@@ -41,14 +42,17 @@ def resized_cases(target: Target) -> Iterator[Case]:
                 # The mean of nothing is NaN, and a sum that a loop adds up is the integer 0.
                 if forms and _forms(_outputs(target, made, is_finite=True)) == forms:
                     yield made
-    yield from islice(filter(None, (_long(target, case) for case in sorted(given, key=_elements))), 1)
+    long = next(filter(None, (_long(target, case) for case in sorted(given, key=_elements))), None)
+    if long is not None:
+        yield long
     for case in sorted(given, key=_elements)[:1]:
         leading = next(_leading(case), None)
         sizes = leading.shape[::-1] if leading is not None else ()
         for size in dict.fromkeys(s for s in sizes if s > 1):
             # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
             places = _places_of(case, size)
-            for tried in (_WIDE, _NARROW) if size != leading.shape[0] else (_NARROW, (1,)):
+            first = (*((_WIDE,) if long is None else ()), _NARROW, (1,))
+            for tried in first if size == leading.shape[0] else (_WIDE, _NARROW):
                 yield from islice(filter(None, (_of_size(target, case, places, size, n) for n in tried)), 1)
         batch = _batch_of_one(case)
         if batch:
@@ -330,7 +334,8 @@ def _others(value: bool | int | float) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, float):
-        return [value / 2, value * 2] if value else [0.5]
+        # No round number: what is made an integer, or rounded to 16 bits, is seen. And less than 1 where it was.
+        return [value * 0.6180339, value * 2] if value else [0.6180339]
     tried = (value + 1, -1, value - 1, 2 * value, value // 2)  # axes are counted from the end as well
     return [v for v in dict.fromkeys(tried) if v != value]
 

@@ -22,10 +22,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 import opwright
+from opwright.cpp_extension import precompiled
 from opwright.errors import CheckError
 from opwright.isolation import Fork, Limits, Worker, fork
 from opwright.verify import devices, runner
-from opwright.verify.child_processes import children
+from opwright.verify.child_processes import children, end_children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are supervised on Linux only")
 
@@ -95,6 +96,15 @@ HARM = {
     "subprocess": (lambda: subprocess.Popen(["sleep", "600"]), "sleep 600"),
     "daemon": (start_a_daemon, "behind, now killed"),
 }
+
+
+def test_a_process_that_precompiles_headers_goes_on() -> None:
+    program = "import time; time.sleep(60)" + precompiled._PROGRAM
+    process = subprocess.Popen([sys.executable, "-S", "-c", program, "[]", "{}"])
+    assert end_children(set(children()) - {process.pid}) == []
+    assert process.poll() is None
+    process.kill()
+    process.wait()
 
 
 @pytest.mark.parametrize("kind", HARM)

@@ -11,6 +11,7 @@ from pathlib import Path
 from opwright.errors import plural
 
 _TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
+_PRECOMPILED = b"from opwright.cpp_extension.precompiled import run"
 _MAX_LOOKS = 50  # at the command of a process: of one that has just become another program it comes a moment later
 
 
@@ -19,15 +20,10 @@ def end_children(kept: set[int]) -> list[str]:
     found: list[str] = []
     for _ in range(100):  # the orphans of one that was killed come to this process
         commands = {pid: _command_of(pid) for pid in children() if pid not in kept}
-        # A worker that compiles Triton kernels waits for the next one: it stays.
-        gone = {
-            pid: words for pid, words in commands.items() if not (_TRITON in words[3:] and b"worker.main()" in words[2])
-        }
+        gone = {pid: words for pid, words in commands.items() if not _is_opwrights(words)}
         if not gone:
             break
-        found += [
-            b" ".join(words).decode(errors="replace").strip()[:80] or "one that has ended" for words in gone.values()
-        ]
+        found += [_describe(words) for words in gone.values()]
         for pid in gone:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
@@ -36,6 +32,18 @@ def end_children(kept: set[int]) -> list[str]:
         return []
     names = ", ".join(sorted(set(found))[:3])
     return [f"left {plural(len(found), 'process', 'processes')} behind, now killed: {names}"]
+
+
+def _is_opwrights(words: list[bytes]) -> bool:
+    """Returns whether a process is one of Opwright's own, which stay: it waits for Triton kernels, or makes headers."""
+    program = words[2] if len(words) > 2 else b""
+    if _TRITON in words[3:] and b"worker.main()" in program:
+        return True
+    return any(_PRECOMPILED in word for word in words[2:4])
+
+
+def _describe(words: list[bytes]) -> str:
+    return " ".join(b" ".join(words).decode(errors="replace").split())[:80] or "one that has ended"
 
 
 def children() -> list[int]:

@@ -149,6 +149,7 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py::fine", "--axis", "m=3"],
         ["two.py::fine", "--axis", "batch=-"],
         ["two.py::fine", "--dtype", "float12"],
+        ["two.py::fine", "--dtype", "i64"],
         ["two.py::fine", "--direction", "sideways"],
         ["two.py::fine", "--against", "eagr"],
         ["two.py::fine", "--device", "gpu"],

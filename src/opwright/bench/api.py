@@ -17,7 +17,7 @@ from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import DIRECTIONS, all_tensors, plans
+from opwright.bench.workload import DIRECTIONS, DTYPES, all_tensors, plans
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
@@ -32,7 +32,6 @@ from opwright.verify.tensors import count_elements
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 _MAX_VERIFIED_ELEMENTS = 2**20  # of the samples of an operator
-DTYPES = (torch.float32, torch.bfloat16)
 SECONDS, PRECISION = 8.0, 0.02
 # The first visit to all inputs takes this share of the time, the others refine it.
 _FIRST_SHARE, _MIN_VISIT_SECONDS, _MAX_VISIT_SECONDS = 0.4, 0.02, 1.0

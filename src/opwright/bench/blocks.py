@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from opwright.bench.api import DTYPES, choose_device
+from opwright.bench.api import choose_device
 from opwright.bench.environment import kept_memory
 from opwright.bench.measure import describe_case, pair_with_directions
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
-from opwright.bench.workload import Plan, Workload, plans
+from opwright.bench.workload import DTYPES, Plan, Workload, plans
 from opwright.contract.sweep import without_names
 from opwright.dispatch.operator import Operator
 

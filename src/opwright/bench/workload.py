@@ -16,6 +16,7 @@ from opwright.contract.axes import names_in
 from opwright.contract.contract import Contract, TensorType
 from opwright.contract.declared import declared_cases, split_sample
 from opwright.contract.domains import Range
+from opwright.contract.dtypes import Family, short_name
 from opwright.contract.fill import lay_out, shape_of, tensor_dtype
 from opwright.contract.likely import find_likely
 from opwright.contract.sweep import Case, Sweep, domain_in, integers_in
@@ -27,6 +28,7 @@ from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
 
+DTYPES = (torch.float32, torch.bfloat16)  # of a benchmark, where none are asked for
 _STAR = "*"  # the axes of `*name`, among those of a sweep
 _MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
 
@@ -87,7 +89,7 @@ def _sweep_plans(
     contract = _read_contract(operator)
     maker = DeviceSweep(contract, device)
     family = contract.scalar_family
-    wanted = [d for d in dtypes if family is not None and d in family.dtypes] or [None]
+    wanted = _dtypes_in(operator, family, dtypes)
     usual = maker.option_sets()[0]
     given: list[dict[str, Sequence[Any]]] = []
     usual_axes = [_read_axes(contract, maker, axes) for axes in operator._sweep] or [_default_sweep(maker)]
@@ -116,6 +118,26 @@ def _sweep_plans(
                 return maker.make("bench", dtype, bound, shape, chosen, absent=absent)
 
             yield Plan(make, {"elements": largest, **point, **chosen}, size)
+
+
+def _dtypes_in(
+    operator: Operator, family: Family | None, dtypes: Sequence[torch.dtype]
+) -> list[torch.dtype] | list[None]:
+    """Returns those of the dtypes that an operator has; for the usual ones None, its first, where it has none of them.
+
+    Raises:
+        CheckError: others were asked for, and it has none of them.
+    """
+    there = family.dtypes if family is not None else ()
+    found = [dtype for dtype in dtypes if dtype in there]
+    if not found and tuple(dtypes) != DTYPES:
+        raise CheckError(
+            operator.declaration.qualified_name,
+            f"it has no {' and no '.join(map(short_name, dtypes))}",
+            rows=[("there", ", ".join(map(short_name, there)) or "no dtype to be chosen")],
+            hint=f"`--dtype {short_name(there[0])}`" if there else "leave the dtype out",
+        )
+    return found or [None]
 
 
 def _read_contract(operator: Operator) -> Contract:

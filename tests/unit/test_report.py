@@ -196,6 +196,10 @@ def test_verdict_of_several_operators():
     assert verdict([*fine, make_bench("d", verified=False, measurements=[])]).startswith(
         "3 operators: 1 NOT verified (d), the others right on 824 cases"
     )
+    refused = make_bench("d", verified=False, measurements=[], refused="it does not pass verify")
+    assert verdict([*fine, refused]).startswith(
+        "3 operators: 1 NOT verified (d), the others right on 824 cases; 1 not measured (d)"
+    )
 
 
 def test_verdict_and_failures_name_a_device_that_is_not_the_cpu(tmp_path):

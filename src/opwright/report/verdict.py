@@ -42,7 +42,7 @@ def verdict_of_several(cards: Sequence[Card]) -> str:
     if failing:
         names = ", ".join(f"{card.name} ({_count_failures(card)})" for card in failing)
         return f"{len(failing)} of {total} FAIL verify: {names}{told}."
-    unverified = [card.name for card in cards if not card.is_verified and not card.refusal]
+    unverified = [card.name for card in cards if not card.is_verified]
     cases = sum(card.cases for card in cards)
     text = f"{total}: "
     if unverified:

@@ -38,6 +38,8 @@ from opwright.records import (
     read,
     save,
 )
+from opwright.report.markdown import render_markdown
+from opwright.report.verdict import verdict
 
 
 def bars(svg: str) -> list[tuple[float, float, str]]:
@@ -325,6 +327,20 @@ def test_a_comparison_with_an_earlier_version_is_a_table(tmp_path) -> None:
     assert page.cells("forward f32[8]") == ["forward f32[8]", "30.0 µs", "20.0 µs", "1.500x", "±3 %", "faster"]
     assert "Compared with v0.1" in page.source
     assert "Only a hint: another torch." in page.source
+    assert "against v0.1: 1 faster (of 1 input, only a hint: another torch)" in verdict([base])
+
+
+def test_what_is_slower_than_before_is_told() -> None:
+    rows = [
+        BaseRow("forward", "f32[8]", 20.0, 30.0, 0.67, 0.03, "slower"),
+        BaseRow("forward", "f32[9]", 20.0, 20.0, 1.0, 0.03, "same"),
+    ]
+    base = BaseRecord("ns::bias_gelu", "HEAD", "interleaved", rows, MEASURED, 2.0, 3.0)
+    assert "against HEAD: 1 slower, 1 no visible difference (of 2 inputs)" in verdict([make_bench(), base])
+    assert "; slower than before: ns::bias_gelu on 1 input." in verdict([make_bench(), base, make_bench("other")])
+    text = render_markdown([make_bench(), base])
+    assert "<details open><summary>ns::bias_gelu compared with HEAD</summary>" in text
+    assert "| forward f32[8] | 20.0 µs | 30.0 µs | 0.670x | ±3 % | slower |" in text
 
 
 def test_on_a_gpu_the_floor_is_a_launch(tmp_path) -> None:

@@ -13,7 +13,7 @@ from opwright.quantities import date
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.export import File
-from opwright.report.tables import advise_refused, overlook, warn
+from opwright.report.tables import advise_refused, list_base, overlook, warn
 from opwright.report.verdict import verdict
 
 _SIGNS = {
@@ -49,7 +49,8 @@ def render_markdown(records: Sequence[Record], pictures: Sequence[File] = (), sk
         RecordError: there are no records.
     """
     cards = collect_cards(records)
-    parts = [f"**{_escape(verdict(records))}**", _table(cards), *_failures(cards), *_warnings(cards)]
+    parts = [f"**{_escape(verdict(records))}**", _table(cards), *_failures(cards)]
+    parts += [*_bases(cards), *_warnings(cards)]
     machines = list(dict.fromkeys(_machine(card) for card in cards))
     parts.append("\n".join(f"<sub>{_escape(machine)}</sub>  " for machine in machines))
     parts += [f"<sub>not read: {_escape(reason)}</sub>" for reason in skipped]
@@ -73,6 +74,10 @@ def _table(cards: Sequence[Card]) -> str:
         for direction, ratios, share in of_card:
             rows.append([*first, direction, *ratios, share])
             first = ["", "", ""]
+    return _lines(rows)
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows)
 
 
@@ -88,6 +93,22 @@ def _failures(cards: Sequence[Card]) -> list[str]:
                 f"<details><summary>{escape(card.name)}: {escape(failure.title)}</summary>\n\n"
                 f"```\n{body}\n```\n</details>"
             )
+    return told
+
+
+def _bases(cards: Sequence[Card]) -> list[str]:
+    """Returns a table for each operator that was compared with an earlier version."""
+    told = []
+    for card in cards:
+        rows = [
+            ["input", "before", "now", "ratio", "visible", "verdict"],
+            ["---", *["--:"] * 4, "---"],
+            *list_base(card),
+        ]
+        if card.base is not None and card.base.rows:
+            title = f"{escape(card.name)} compared with {escape(card.base.base)}"
+            opened = " open" if card.base.slower else ""
+            told.append(f"<details{opened}><summary>{title}</summary>\n\n{_lines(rows)}\n\n</details>")
     return told
 
 

@@ -28,7 +28,8 @@ def verdict_of(card: Card) -> str:
         return f"{card.name} FAILS verify: {_first_failure(card)}"
     if card.refusal:
         return f"{card.name}: {_correctness(card)}; bench stopped: {card.refusal.rstrip('.')}."
-    parts = [_correctness(card), *(_speed(card, direction) for direction in card.directions), _share(card)]
+    speeds = (_speed(card, direction) for direction in card.directions)
+    parts = [_correctness(card), *speeds, _share(card), _against_base(card)]
     return f"{card.name}: {'; '.join(part for part in parts if part)}."
 
 
@@ -58,6 +59,11 @@ def verdict_of_several(cards: Sequence[Card]) -> str:
         if verdicts:
             counts = {word: verdicts.count(verdict) for verdict, word in _VERDICTS.items()}
             text += f"; {direction} against eager: {tell_counts(counts)}"
+    slower = [
+        f"{card.name} on {plural(len(card.base.slower), 'input')}" for card in cards if card.base and card.base.slower
+    ]
+    if slower:
+        text += f"; slower than before: {', '.join(slower)}"
     return text + "."
 
 
@@ -100,6 +106,16 @@ def _speed(card: Card, direction: str) -> str:
         for s in summaries
     ]
     return f"{direction} {' and '.join(filter(None, [', '.join(phrases[:-1]), phrases[-1]]))}"
+
+
+def _against_base(card: Card) -> str:
+    """Says on how many inputs it is faster or slower than its earlier version."""
+    if card.base is None or not card.base.rows:
+        return ""
+    verdicts = [row.verdict for row in card.base.rows]
+    counts = {word: verdicts.count(verdict) for verdict, word in _VERDICTS.items()}
+    hint = f", only a hint: {card.base.reason}" if card.base.is_hint else ""
+    return f"against {card.base.base}: {tell_counts(counts)} (of {plural(len(verdicts), 'input')}{hint})"
 
 
 def _share(card: Card) -> str:

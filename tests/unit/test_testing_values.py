@@ -221,6 +221,7 @@ def test_a_strategy_takes_the_place_of_an_argument() -> None:
         ({"m": (1, 2)}, "it has no axis or argument `m`"),
         ({"n": 3}, "`n` takes the least and the largest value, or a strategy"),
         ({"n": (5, 2)}, "`n` takes the least and the largest value, or a strategy"),
+        ({"x": ("a", 2)}, "`x` takes the least and the largest value, or a strategy"),
     ],
 )
 def test_a_wrong_range_is_refused(arguments, text) -> None:

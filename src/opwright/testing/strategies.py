@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -80,7 +81,6 @@ def inputs(
 def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
     known = dict.fromkeys([*(p.name for p in contract.parameters), *_axis_names(contract)])
     for name, given in ranges.items():
-        is_range = isinstance(given, tuple) and len(given) == 2 and given[0] <= given[1]
         if name not in known:
             raise CheckError(
                 contract.subject,
@@ -88,13 +88,19 @@ def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
                 rows=[("there", ", ".join(known))],
                 hint=f"`{next(iter(known))}=(1, 64)`",
             )
-        if not is_range and not isinstance(given, st.SearchStrategy):
+        if not _is_range(given) and not isinstance(given, st.SearchStrategy):
             raise CheckError(
                 contract.subject,
                 f"`{name}` takes the least and the largest value, or a strategy",
                 rows=[("got", repr(given))],
                 hint=f"`{name}=(1, 64)`",
             )
+
+
+def _is_range(given: Any) -> bool:
+    """Whether it is two numbers, of which the second is not the smaller one."""
+    is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(end, Real) for end in given)
+    return is_pair and given[0] <= given[1]
 
 
 @st.composite

@@ -218,7 +218,8 @@ def test_a_strategy_takes_the_place_of_an_argument() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"m": (1, 2)}, "it has no axis or argument `m`"),
+        ({"m": (1, 2)}, r"(?s)it has no axis or argument `m`.*hint: `n=\(1, 64\)`"),
+        ({"batch": (0, 4)}, r"(?s)`\*batch` is a variadic axis, whose sizes have no range.*hint: `x=st.just\(tensor\)`"),
         ({"n": 3}, "`n` takes the least and the largest value, or a strategy"),
         ({"n": (5, 2)}, "`n` takes the least and the largest value, or a strategy"),
         ({"x": ("a", 2)}, "`x` takes the least and the largest value, or a strategy"),

@@ -79,8 +79,18 @@ def inputs(
 
 
 def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
-    known = dict.fromkeys([*(p.name for p in contract.parameters), *_axis_names(contract)])
+    known = dict.fromkeys([*_axis_names(contract), *(p.name for p in contract.parameters)])
+    variadic = {
+        axis.name: p.name for p in contract.parameters if p.type for axis in p.type.axes if isinstance(axis, Variadic)
+    }
     for name, given in ranges.items():
+        if name in variadic and name not in known:
+            raise CheckError(
+                contract.subject,
+                f"`*{name}` is a variadic axis, whose sizes have no range",
+                rows=[("got", f"{name}={given!r}")],
+                hint=f"`{variadic[name]}=st.just(tensor)` sets a whole tensor",
+            )
         if name not in known:
             raise CheckError(
                 contract.subject,

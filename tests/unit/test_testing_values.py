@@ -187,6 +187,15 @@ def test_special_false_and_layouts_leave_out_what_they_say() -> None:
     assert seen_in(inputs(blend), breaks_it)
 
 
+def test_dtypes_have_the_names_that_cases_take() -> None:
+    for dtypes in (["bf16"], "bf16", torch.bfloat16):
+        assert smallest(inputs(blend, dtypes=dtypes)).dtype == torch.bfloat16
+    with pytest.raises(CheckError, match=r"(?s)`f23`: unknown dtype.*expected +bf16 bool f16"):
+        inputs(blend, dtypes=["f23"])
+    with pytest.raises(CheckError, match=r"(?s)`Float` has none of these dtypes.*got +i32\n +there +f32"):
+        inputs(blend, dtypes=["i32"])
+
+
 def test_a_written_argument_is_never_expanded() -> None:
     assert not seen_in(inputs(bump_), lambda c: 0 in c.args[0].stride() and c.args[0].numel() > 1, 150)
 

@@ -13,12 +13,12 @@ import torch
 from opwright.contract.axes import Computed, Fixed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
-from opwright.contract.dtypes import Family
+from opwright.contract.dtypes import Family, short_name
 from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.sweep import domain_in, integers_in, nearest_in, within
 from opwright.errors import CheckError
 from opwright.testing.arguments import Inputs, inputs_from
-from opwright.testing.sweep import one_operator
+from opwright.testing.sweep import names_of, one_operator
 from opwright.verify.target import Target, make_target
 
 try:
@@ -42,7 +42,7 @@ Ends = tuple[float, float]
 def inputs(
     operator: Any,
     *,
-    dtypes: Iterable[torch.dtype] | None = None,
+    dtypes: Iterable[Any] | Any = (),
     layouts: Iterable[str] = ("contiguous", *LAYOUTS),
     special: bool = True,
     max_elements: int = _MAX_ELEMENTS,
@@ -59,7 +59,7 @@ def inputs(
 
     Args:
         operator: an operator, or a TARGET such as "my_ops::name".
-        dtypes: of all, those of these.
+        dtypes: of all, those of these: `torch.float32` or "f32".
         layouts: of "contiguous", "transposed", "sliced", "offset" and "expanded", these.
         special: whether floating-point tensors hold infinities, NaN and subnormal numbers too.
         max_elements: the most elements of a tensor.
@@ -67,12 +67,13 @@ def inputs(
             size, of a number, of the elements of a tensor; or a strategy for the whole argument.
 
     Raises:
-        CheckError: it is not an operator, there is no axis or argument of that name, or Hypothesis is missing.
+        CheckError: it is not an operator, there is no axis, argument or dtype of that name, or Hypothesis is missing.
     """
     found = one_operator(operator, "opwright.testing.inputs")
     contract = found.contract
     _check_names(contract, ranges)
-    chosen = None if dtypes is None else tuple(dtypes)
+    chosen = names_of(() if dtypes is None else dtypes)
+    _check_dtypes(contract, chosen)
     target = make_target(found.function, None, None)
     maker = _Maker(target.drawn, ranges, chosen, tuple(layouts), special, max_elements)
     return _arguments(maker, target)
@@ -107,6 +108,17 @@ def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
             )
 
 
+def _check_dtypes(contract: Contract, names: set[str]) -> None:
+    family = contract.scalar_family
+    there = [short_name(dtype) for dtype in family.dtypes] if family is not None else []
+    if names and there and names.isdisjoint(there):
+        raise CheckError(
+            contract.subject,
+            f"`{family}` has none of these dtypes",
+            rows=[("got", " ".join(sorted(names))), ("there", " ".join(there))],
+        )
+
+
 def _is_range(given: Any) -> bool:
     """Whether it is two numbers, of which the second is not the smaller one."""
     is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(end, Real) for end in given)
@@ -133,7 +145,7 @@ class _Maker:
         self,
         contract: Contract,
         ranges: Mapping[str, Any],
-        dtypes: Sequence[torch.dtype] | None,
+        dtypes: set[str],
         layouts: Sequence[str],
         special: bool,
         max_elements: int,
@@ -275,16 +287,7 @@ class _Maker:
         return _in_layout(values, layout)
 
     def _dtypes(self, family: Family) -> tuple[torch.dtype, ...]:
-        if self.dtypes is None or family.is_single:
-            return family.dtypes
-        left = tuple(dtype for dtype in family.dtypes if dtype in self.dtypes)
-        if not left and family == self.contract.scalar_family:
-            raise CheckError(
-                self.contract.subject,
-                f"`{family}` has none of these dtypes",
-                rows=[("got", " ".join(map(str, self.dtypes))), ("there", " ".join(map(str, family.dtypes)))],
-            )
-        return left or family.dtypes
+        return tuple(dtype for dtype in family.dtypes if short_name(dtype) in self.dtypes) or family.dtypes
 
     def _values(
         self,

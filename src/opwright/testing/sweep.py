@@ -45,7 +45,7 @@ def find_cases(operator: Any, *, dtypes: Iterable[Any] | Any = (), only: str = "
         CheckError: it is not an operator, there is no such dtype, or no case is left.
     """
     found = one_operator(operator, "opwright.testing.cases")
-    wanted = _names_of(dtypes)
+    wanted = names_of(dtypes)
     every = _sweep(found) if samples is None else _cases(found, samples)
     left = [
         case
@@ -101,7 +101,12 @@ def _cases(operator: Operator, samples: Any) -> list[Inputs]:
     return [inputs_from(operator.contract, case.values, case.label) for _, case in found]
 
 
-def _names_of(dtypes: Iterable[Any] | Any) -> set[str]:
+def names_of(dtypes: Iterable[Any] | Any) -> set[str]:
+    """Returns the short names of dtypes that were given as such, or by name.
+
+    Raises:
+        CheckError: there is no such dtype.
+    """
     given = [dtypes] if isinstance(dtypes, str) or not isinstance(dtypes, Iterable) else list(dtypes)
     known = {name for _, name, _ in SCALAR_TYPES.values()}
     names = {name if isinstance(name, str) else short_name(name) for name in given}

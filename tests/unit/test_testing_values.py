@@ -196,6 +196,10 @@ def test_dtypes_have_the_names_that_cases_take() -> None:
         inputs(blend, dtypes=["i32"])
 
 
+def test_hypothesis_shows_the_operator_and_no_internals() -> None:
+    assert repr(inputs(blend, n=(1, 64))) == "_arguments(<inputs of testing::blend>)"
+
+
 def test_a_written_argument_is_never_expanded() -> None:
     assert not seen_in(inputs(bump_), lambda c: 0 in c.args[0].stride() and c.args[0].numel() > 1, 150)
 

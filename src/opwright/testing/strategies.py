@@ -75,8 +75,7 @@ def inputs(
     chosen = names_of(() if dtypes is None else dtypes)
     _check_dtypes(contract, chosen)
     target = make_target(found.function, None, None)
-    maker = _Maker(target.drawn, ranges, chosen, tuple(layouts), special, max_elements)
-    return _arguments(maker, target)
+    return _arguments(_Maker(target, ranges, chosen, tuple(layouts), special, max_elements))
 
 
 def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
@@ -126,13 +125,13 @@ def _is_range(given: Any) -> bool:
 
 
 @st.composite
-def _arguments(draw: st.DrawFn, maker: _Maker, target: Target) -> Inputs:
+def _arguments(draw: st.DrawFn, maker: _Maker) -> Inputs:
     values, label = maker.draw(draw)
     outside = maker.contract.find_outside(values)
     assume(outside is None or outside.name in maker.ranges)
     try:
         with torch.no_grad():
-            target.reference(list(Inputs(values, {}).fresh().args))
+            maker.target.reference(list(Inputs(values, {}).fresh().args))
     except Exception:  # whatever a reference may raise to refuse
         assume(False)
     return inputs_from(maker.contract, values, label)
@@ -143,19 +142,24 @@ class _Maker:
 
     def __init__(
         self,
-        contract: Contract,
+        target: Target,
         ranges: Mapping[str, Any],
         dtypes: set[str],
         layouts: Sequence[str],
         special: bool,
         max_elements: int,
     ) -> None:
-        self.contract, self.ranges, self.special = contract, ranges, special
+        contract = target.drawn
+        self.target, self.contract, self.ranges, self.special = target, contract, ranges, special
         self.dtypes, self.layouts, self.max_elements = dtypes, layouts, max_elements
         self.axes = _axis_names(contract)
         self.ints = {p.name for p in contract.parameters if p.kind == "int"}
         # Hypothesis checks the bounds of each new strategy at its first draw, which costs more than the draw.
         self.elements = functools.cache(_elements)
+
+    def __repr__(self) -> str:
+        """Names the operator alone: Hypothesis shows the arguments of a strategy in its messages."""
+        return f"<inputs of {self.target.name}>"
 
     def draw(self, draw: st.DrawFn) -> tuple[list[Any], str]:
         """Returns the values in schema order, and the layout."""

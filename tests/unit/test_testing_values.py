@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from hypothesis.errors import NoSuchExample
+from hypothesis.errors import NoSuchExample, Unsatisfiable
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -149,7 +149,7 @@ def seen_in(strategy, what, examples: int = 4000) -> bool:
             what,
             settings=settings(max_examples=examples, phases=kept, database=None, deadline=None, derandomize=True),
         )
-    except NoSuchExample:
+    except (NoSuchExample, Unsatisfiable):
         return False
     return True
 
@@ -228,11 +228,76 @@ def test_a_strategy_takes_the_place_of_an_argument() -> None:
     assert found.kwargs["mode"] == "add"
 
 
+@operator("testing::rows", cpu=None)
+def rows(
+    x: Float[Tensor, "*batch n k"], scale: Float[Tensor, "n"], wide: Float[Tensor, "2*n"], k: int = 2
+) -> Float[Tensor, "*batch n k"]:
+    return x * scale[:, None] + wide[: x.shape[-2], None]
+
+
+@pytest.mark.parametrize(
+    ("given_tensors", "sizes"),
+    [
+        ({"scale": torch.ones(3, dtype=torch.float64)}, {"n": 3}),
+        ({"wide": torch.ones(10)}, {"n": 5}),
+        ({"x": torch.ones(2, 1, 7, 5)}, {"n": 7, "k": 5}),
+    ],
+)
+def test_a_tensor_of_a_strategy_binds_its_axes(given_tensors, sizes) -> None:
+    """The other tensors took another size for the axis, so that the call was refused."""
+
+    @_DRAWN
+    @given(case=inputs(rows, **{name: st.just(tensor) for name, tensor in given_tensors.items()}))
+    def check(case: Inputs) -> None:
+        x, scale, wide, k = case.args
+        n = scale.shape[0]
+        assert x.shape[-2:] == (n, k)
+        assert wide.shape == (2 * n,)
+        assert x.dtype == scale.dtype == wide.dtype == next(iter(given_tensors.values())).dtype
+        assert {"n": n, "k": k}.items() >= sizes.items()
+        rows(*case.args)
+
+    check()
+
+
+@operator("testing::flat", cpu=None)
+def flat(x: Float[Tensor, "n*k"], scale: Float[Tensor, "n"], k: int = 2) -> Float[Tensor, "n k"]:
+    return x.view(-1, k) * scale[:, None]
+
+
+def test_a_size_that_its_tensor_does_not_tell_is_drawn() -> None:
+    once = settings(max_examples=50, database=None, deadline=None)
+    case = find(inputs(flat, x=st.just(torch.ones(12))), lambda c: c.args[2] == 3, settings=once)
+    assert case.args[1].shape == (4,)
+
+
+def test_a_batch_of_a_strategy_is_that_of_the_others() -> None:
+    once = settings(max_examples=20, database=None, deadline=None)
+    found = find(inputs(bump_, by=st.just(torch.ones(4, 2))), lambda c: True, settings=once)
+    assert found.args[0].shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {"x": st.just(torch.ones(2, 3, 4)), "scale": st.just(torch.ones(5))},
+        {"scale": st.just(torch.ones(5)), "n": (1, 4)},
+        {"x": st.just(torch.ones(2, 3, 4)), "k": (1, 2)},
+        {"scale": st.just(None)},
+    ],
+)
+def test_tensors_of_strategies_that_do_not_fit_are_skipped(ranges) -> None:
+    assert not seen_in(inputs(rows, **ranges), lambda c: True, 20)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ({"m": (1, 2)}, r"(?s)it has no axis or argument `m`.*hint: `n=\(1, 64\)`"),
-        ({"batch": (0, 4)}, r"(?s)`\*batch` is a variadic axis, whose sizes have no range.*hint: `x=st.just\(tensor\)`"),
+        (
+            {"batch": (0, 4)},
+            r"(?s)`\*batch` is a variadic axis, whose sizes have no range.*hint: `x=st.just\(tensor\)`",
+        ),
         ({"n": 3}, "`n` takes the least and the largest value, or a strategy"),
         ({"n": (5, 2)}, "`n` takes the least and the largest value, or a strategy"),
         ({"x": ("a", 2)}, "`x` takes the least and the largest value, or a strategy"),

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 
 from opwright.contract.axes import Computed, Fixed, Named, Variadic, names_in
-from opwright.contract.contract import MISSING, Contract, Parameter, TensorType
+from opwright.contract.contract import MISSING, Bindings, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
 from opwright.contract.dtypes import Family, short_name
 from opwright.contract.fill import LAYOUTS, lay_out
 from opwright.contract.sweep import domain_in, integers_in, nearest_in, within
-from opwright.errors import CheckError
+from opwright.errors import CheckError, ContractError
 from opwright.testing.arguments import Inputs, inputs_from
 from opwright.testing.sweep import names_of, one_operator
 from opwright.verify.target import Target, make_target
@@ -64,7 +64,8 @@ def inputs(
         special: whether floating-point tensors hold infinities, NaN and subnormal numbers too.
         max_elements: the most elements of a tensor.
         ranges: by the name of an axis or of an argument, the least and the largest value, both included: of a
-            size, of a number, of the elements of a tensor; or a strategy for the whole argument.
+            size, of a number, of the elements of a tensor; or a strategy for the whole argument. Tensors of a
+            strategy give the sizes of their axes to the others.
 
     Raises:
         CheckError: it is not an operator, there is no axis, argument or dtype of that name, or Hypothesis is missing.
@@ -127,8 +128,7 @@ def _is_range(given: Any) -> bool:
 @st.composite
 def _arguments(draw: st.DrawFn, maker: _Maker) -> Inputs:
     values, label = maker.draw(draw)
-    outside = maker.contract.find_outside(values)
-    assume(outside is None or outside.name in maker.ranges)
+    assume(maker.accepts(values))
     try:
         with torch.no_grad():
             maker.target.reference(list(Inputs(values, {}).fresh().args))
@@ -163,24 +163,64 @@ class _Maker:
 
     def draw(self, draw: st.DrawFn) -> tuple[list[Any], str]:
         """Returns the values in schema order, and the layout."""
-        numbers = {p.name: draw(self._number(p)) for p in self.contract.parameters if not p.is_tensor}
-        sizes = self._sizes(draw, numbers)
-        shapes: dict[str, tuple[int, ...]] = {}
-        dtypes: dict[str, torch.dtype] = {}
+        strategies = {name: given for name, given in self.ranges.items() if isinstance(given, st.SearchStrategy)}
+        given = {p.name: draw(strategies[p.name]) for p in self.contract.tensors if p.name in strategies}
+        numbers, bound = self._numbers(draw, given)
+        sizes = self._sizes(draw, numbers, bound)
         layout = draw(st.sampled_from(self.layouts))
         values = []
         for parameter in self.contract.parameters:
             if not parameter.is_tensor:
                 values.append(numbers[parameter.name])
-            elif isinstance(self.ranges.get(parameter.name), st.SearchStrategy):
-                values.append(draw(self.ranges[parameter.name]))
+            elif parameter.name in given:
+                values.append(given[parameter.name])
             elif parameter.optional and not draw(st.booleans()):
                 values.append(None)
             else:
                 count = draw(st.integers(1, 3)) if parameter.kind == "tensors" else 1
-                made = [self._tensor(draw, parameter, sizes, shapes, dtypes, layout) for _ in range(count)]
+                made = [self._tensor(draw, parameter, sizes, bound, layout) for _ in range(count)]
                 values.append(made if parameter.kind == "tensors" else made[0])
         return values, "" if layout == "contiguous" else layout
+
+    def accepts(self, values: Sequence[Any]) -> bool:
+        """Whether a call with these values satisfies the contract; a range replaces the domain of an argument."""
+        try:
+            self.contract.bind(self.contract.name_arguments(values))
+        except ContractError:
+            return False
+        outside = self.contract.find_outside(values)
+        return outside is None or outside.name in self.ranges
+
+    def _numbers(self, draw: st.DrawFn, given: Mapping[str, Any]) -> tuple[dict[str, Any], Bindings]:
+        """Returns the arguments that are not tensors, and what they and the given tensors bind.
+
+        An integer that is the size of an axis of a given tensor follows from the tensor.
+        """
+        axes = [axis for p in self.contract.parameters if p.type and p.name in given for axis in p.type.axes]
+        follow = {axis.name for axis in axes if isinstance(axis, Named)} & self.ints - self.ranges.keys()
+        plain = [p for p in self.contract.parameters if not p.is_tensor]
+        numbers = {p.name: draw(self._number(p)) for p in plain if p.name not in follow}
+        bound = self._bind({**given, **numbers})
+        for parameter in plain:
+            if parameter.name in follow:
+                size = bound.sizes.get(parameter.name)
+                numbers[parameter.name] = draw(self._number(parameter)) if size is None else size
+        return numbers, bound
+
+    def _bind(self, known: Mapping[str, Any]) -> Bindings:
+        """Returns what some arguments bind, which is nothing where they alone break the contract.
+
+        The size `n*k` of the only tensor, for example, does not tell `n`.
+        """
+        parameters = tuple(p for p in self.contract.parameters if p.name in known)
+        try:
+            bound = self.contract._replace(parameters=parameters, outputs=()).bind(known)
+        except ContractError:
+            return Bindings()
+        for name in bound.sizes.keys() & self.ranges.keys() - self.ints:
+            low, high = self.ranges[name]
+            assume(low <= bound.sizes[name] <= high)
+        return bound
 
     def _number(self, parameter: Parameter) -> st.SearchStrategy:
         given = self.ranges.get(parameter.name)
@@ -217,17 +257,15 @@ class _Maker:
                     return st.just(inside(float(default) if has_default else 0.5)) | between.map(inside)
                 return st.just(float(default)) | between if has_default else st.just(0.5) | between
 
-    def _sizes(self, draw: st.DrawFn, numbers: Mapping[str, Any]) -> dict[str, int]:
-        sizes = {name: value for name, value in numbers.items() if name in self.ints}
-        for name in self.axes:
-            if name in sizes:
-                continue
+    def _sizes(self, draw: st.DrawFn, numbers: Mapping[str, Any], bound: Bindings) -> dict[str, int]:
+        sizes = {**bound.sizes, **{name: value for name, value in numbers.items() if name in self.ints}}
+        free = [name for name in self.axes if name not in sizes]
+        for name in free:
             sizes[name] = draw(_size(*map(int, self.ranges.get(name, (0, max(_USUAL))))))
-        return self._within_budget(sizes)
+        return self._within_budget(sizes, free)
 
-    def _within_budget(self, sizes: dict[str, int]) -> dict[str, int]:
-        """Halves the widest axis until every tensor has room for a batch."""
-        free = [name for name in self.axes if name not in self.ints]
+    def _within_budget(self, sizes: dict[str, int], free: Sequence[str]) -> dict[str, int]:
+        """Halves the widest free axis until every tensor has room for a batch."""
 
         def elements() -> int:
             counts = [math.prod(self._known(p.type, sizes)) for p in self.contract.parameters if p.type]
@@ -267,11 +305,10 @@ class _Maker:
         draw: st.DrawFn,
         parameter: Parameter,
         sizes: Mapping[str, int],
-        shapes: dict[str, tuple[int, ...]],
-        dtypes: dict[str, torch.dtype],
+        bound: Bindings,
         layout: str,
     ) -> torch.Tensor:
-        type_ = parameter.type
+        type_, shapes, dtypes = parameter.type, bound.shapes, bound.dtypes
         assert type_ is not None
         room = self.max_elements // max(math.prod(self._known(type_, sizes)), 1)
         shape: list[int] = []

@@ -89,6 +89,8 @@ def test_what_cannot_serve_is_refused_with_a_hint() -> None:
         assert_matches(x, x.double(), x)
     with pytest.raises(CheckError, match="it compares tensors"):
         assert_matches(1.0, x.double())
+    with pytest.raises(CheckError, match=r"(?s)a tuple or list of tensors.*got +dict from `<lambda>`.*found\.values"):
+        assert_matches({"y": x}, lambda x: {"y": x}, x)
 
 
 # --- inputs ---------------------------------------------------------------------------------------------

@@ -88,7 +88,16 @@ def _from_function(
     keys = list(kwargs)
 
     def compute_plain(values: Sequence[Any]) -> Sequence[Any]:
-        return _as_list(function(*values[: len(args)], **dict(zip(keys, values[len(args) :]))))
+        results = _as_list(function(*values[: len(args)], **dict(zip(keys, values[len(args) :]))))
+        for result in results:
+            if result is not None and not isinstance(result, torch.Tensor):
+                raise CheckError(
+                    "assert_matches",
+                    "it compares a tensor, or a tuple or list of tensors",
+                    rows=[("got", f"{describe(result)} from `{getattr(function, '__name__', 'the function')}`")],
+                    hint="return the tensors of a dict as `tuple(found.values())`",
+                )
+        return results
 
     return [], _expect(compute_plain, [*args, *kwargs.values()])
 

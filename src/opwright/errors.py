@@ -281,7 +281,7 @@ class OptionTypeError(ContractError, TypeError):
 
 
 class OutError(ContractError, ValueError):
-    """`out=` differs from the result in shape, dtype or device, shares memory, or takes part in autograd.
+    """`out=` differs from the result in number, type, shape, dtype or device, shares memory, or takes part in autograd.
 
     A tensor of `out=` may have any strides, and may lie on an argument: the kernel then writes into memory
     of its own, and the result is copied. Its own elements must not share memory, as those of an expanded

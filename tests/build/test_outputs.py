@@ -95,6 +95,9 @@ def test_out_is_refused(minmax):
     x = torch.ones(2, 3)
     with pytest.raises(OutError, match="shape"):
         minmax(x, out=(torch.empty(2), torch.empty(3)))
+    for wrong in (1, [torch.empty(2), 1], [None, torch.empty(2)], "ab"):
+        with pytest.raises(OutError, match=r"(?s)takes a tensor for each result.*expected +2 tensors"):
+            minmax(x, out=wrong)
     with pytest.raises(OutError, match="number"):
         minmax(x, out=torch.empty(2))
     with pytest.raises(OutError, match="autograd"):

@@ -19,7 +19,7 @@ from opwright.dispatch.fallback import Fallback
 from opwright.dispatch.mutation import bump_versions
 from opwright.dispatch.reference import Reference, tensors_in
 from opwright.dispatch.registration import Registration
-from opwright.errors import OpwrightError, OutError
+from opwright.errors import OpwrightError, OutError, plural
 
 
 class OutVariant:
@@ -43,9 +43,17 @@ class OutVariant:
         """Computes into given tensors and returns them.
 
         Raises:
-            OutError: they differ from the result in shape, dtype or device, share memory, or need a gradient.
+            OutError: they are not tensors, differ from the result in shape, dtype or device, share memory, or need a gradient.
         """
-        outs = (out,) if isinstance(out, torch.Tensor) else tuple(out)
+        is_several = not isinstance(out, torch.Tensor) and hasattr(out, "__iter__")
+        outs = tuple(out) if is_several else (out,)
+        for wrong in [each for each in outs if not isinstance(each, torch.Tensor)]:
+            raise OutError(
+                self._name,
+                "`out=` takes a tensor for each result",
+                rows=[("got", describe(wrong)), ("expected", plural(len(self._out_names), "tensor"))],
+                hint="`torch.empty_like(result)` of a first call without `out=`",
+            )
         is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs])
         is_sharded = sharding.has_sharded([*values, *outs])
         if len(outs) != len(self._out_names):

@@ -233,6 +233,20 @@ def test_a_size_without_a_unit_is_refused(
     assert entry.path.exists()
 
 
+@pytest.mark.parametrize("days", ["-1", "nan", "inf"])
+def test_days_that_are_not_a_number_from_0_are_refused(
+    days: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--days=-1` removed every build."""
+    entry = build(Store())
+    assert cache_command("prune", monkeypatch, f"--days={days}") == 2
+    error = capsys.readouterr().err
+    assert f"`--days`: invalid value `{days}`" in error
+    assert "expected  a finite number, from 0" in error
+    assert "hint: `opwright cache prune --days 30`" in error
+    assert entry.path.exists()
+
+
 def test_the_cache_commands(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     data = make_project(cache / "work")
     entry = build(Store())

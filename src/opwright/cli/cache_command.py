@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from opwright.cli.console import say
@@ -44,6 +45,13 @@ def prune(*, days: float = 30.0, max_size: str = "") -> int:
         days: Remove builds made before that many days ago.
         max_size: Then remove the builds used least recently, until the cache takes at most this, such as 500MB.
     """
+    if not math.isfinite(days) or days < 0:
+        raise CheckError(
+            "--days",
+            f"invalid value `{days:g}`",
+            rows=[("expected", "a finite number, from 0")],
+            hint="`opwright cache prune --days 30`",
+        )
     max_bytes = _bytes_of(max_size) if max_size else None
     count = _store().prune(days)
     if max_bytes is not None:

@@ -233,6 +233,12 @@ def test_a_size_without_a_unit_is_refused(
     assert entry.path.exists()
 
 
+def test_a_size_of_0_needs_no_unit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = build(Store())
+    assert not cache_command("prune", monkeypatch, "--max-size=0")
+    assert not entry.path.exists()
+
+
 @pytest.mark.parametrize("days", ["-1", "nan", "inf"])
 def test_days_that_are_not_a_number_from_0_are_refused(
     days: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

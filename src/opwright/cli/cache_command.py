@@ -61,17 +61,19 @@ def prune(*, days: float = 30.0, max_size: str = "") -> int:
 
 
 def _bytes_of(text: str) -> int:
-    """Returns the bytes of `500MB` or `1.5 GiB`.
+    """Returns the bytes of `500MB` or `1.5 GiB`; `0` needs no unit.
 
     Raises:
         CheckError: this is not a size with a unit.
     """
+    if text.strip() == "0":
+        return 0
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kMGT]?)(i?)B", text.strip(), re.IGNORECASE)
     if found is None:
         raise CheckError(
             "--max-size",
             f"invalid value `{text}`",
-            rows=[("expected", "a number and a unit, as 500MB or 2GiB")],
+            rows=[("expected", "a number and a unit, as 500MB or 2GiB, or 0")],
             hint="`opwright cache prune --max-size 500MB`",
         )
     number, prefix, is_binary = found.groups()

@@ -87,15 +87,14 @@ def _is_file(place: str) -> bool:
 
 def _import_target_file(place: str) -> str:
     path = Path(place).resolve()
-    path = path / "op.py" if path.is_dir() else path
+    usual = "a target is a module, a Python file, or a folder with `op.py`"
+    if path.is_dir():
+        path = path / "op.py"
+        if not path.is_file():
+            raise TargetError(place, "this folder has no `op.py`", rows=[("expected", str(path))], hint=usual)
     if not path.is_file():
-        beside = [] if Path(place).is_dir() else [file.name for file in path.parent.glob("*.py")]
-        near = difflib.get_close_matches(path.name, beside, n=1)
-        hint = (
-            f"there is `{Path(place).parent / near[0]}`"
-            if near
-            else "a target is a module, a Python file, or a folder with `op.py`"
-        )
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
+        hint = f"there is `{Path(place).parent / near[0]}`" if near else usual
         raise TargetError(place, "there is no such file", rows=[("expected", str(path))], hint=hint)
     if path.suffix != ".py":
         hint = "`opwright verify TARGET --wheel` checks the kernels of a wheel" if path.suffix == ".whl" else ""

@@ -334,7 +334,7 @@ def test_targets(command, tmp_path: Path) -> None:
     for target, text in {
         "no_such_module": "there is no such module",
         "::thrice": "it names no module or file",
-        ".": "there is no such file",
+        ".": "this folder has no `op.py`",
         "./nowhere.py": "there is no such file",
         "./god.py": "hint: there is `good.py`",
         "empty.py": "declares no operator",

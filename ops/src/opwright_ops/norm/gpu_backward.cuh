@@ -2,6 +2,8 @@
 // every column in shared memory; a second kernel adds those up.
 #pragma once
 
+#include <opwright/scratch.h>
+
 #include "gpu_forward.cuh"
 
 namespace opwright_ops {
@@ -210,7 +212,8 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   const int64_t group = blockIdx.x / (kIsCluster ? p.cluster : 1);
   const int64_t teams = int64_t{gridDim.x} / (kIsCluster ? p.cluster : 1) * blockDim.y;
   const int64_t first = group * blockDim.y + threadIdx.y;
-  // The rows of this team. Teams that share a warp go as far as each other, without a row too.
+  // The rows of this team. Teams that share a warp take the same number of rounds,
+  // the last perhaps without a row.
   const int count = p.rounds - (first + (p.rounds - 1) * teams < p.rows ? 0 : 1);
   const int rounds = kPacks <= 1 && blockDim.x < kWarp ? p.rounds : count;
 
@@ -322,7 +325,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
         S means[2] = {};
         each_element(S(0), [&](S x, S g) { means[0] += x, means[1] += g; });
         team.add_up(means);
-        mean = means[0] * per_n, mean_grad = means[1] * per_n;
+        mean = means[0] / S(p.n), mean_grad = means[1] / S(p.n);
       }
       S both[2] = {};
       each_element(mean, [&](S d, S g) { both[0] += d * d, both[1] += d * g; });
@@ -335,6 +338,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
       scale = rsqrtf(variance);
     else
       scale = S(1) / S(sqrt(variance));
+    if (kPacks == 1 && !is_row) scale = 0;  // of zeros, it may be infinite
     if (!kIsHeld && p.moments && team.id() == 0) {
       p.moments[2 * row] = mean, p.moments[2 * row + 1] = scale;
     }
@@ -366,7 +370,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
           if (kIsLayer) bias_sums[k][j] += g[j];
         }
       } else {
-        whole.stream(p.grad_input.row(row), column, to_input);
+        whole.store(p.grad_input.row(row), column, to_input);
         if (!has_sums) return;
         OPWRIGHT_UNROLL
         for (int j = 0; j < N; ++j) {
@@ -420,9 +424,10 @@ __global__ void __launch_bounds__(256)
   using S = compute_t<T>;
   opwright::wait_for_previous();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (column >= p.n) return;
+  if (column >= pitch) return;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * rows;
-  const int64_t end = first + rows < p.rows ? first + rows : p.rows;
+  const int64_t last = first + rows < p.rows ? first + rows : p.rows;
+  const int64_t end = column < p.n ? last : first;  // zeros behind the end
   S weight = 0, bias = 0;
   for (int64_t row = first; row < end; ++row) {
     const S g = p.grad_output.row(row)[column];

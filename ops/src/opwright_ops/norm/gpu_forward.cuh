@@ -23,10 +23,15 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   using Index = typename Part::Index;
   constexpr int N = Part::N;
   constexpr bool kIsLayer = kNorm == Norm::layer, kIsHeld = Part::kIsHeld;
-  // Few packs are kept as the numbers they have, less the mean; many as they are.
+  // Up to 4 packs are kept unpacked, less the mean; 8 are kept as they lie in memory.
   constexpr bool kKeepsNumbers = kIsHeld && kPacks <= 4;
-  __shared__ __align__(16) unsigned char sums_bytes[Team<S, false, 1>::bytes(kMaxThreads, 1)];
-  Team<S, false, 1> team(sums_bytes, 1);
+  // A mean is rounded, and the squares are set right by what the differences to it add up to. In
+  // 16-bit types sums of equal numbers are exact, and the rest is below their precision.
+  constexpr bool kCorrectsMean = kIsLayer && sizeof(T) > 2;
+  constexpr int kSums = kCorrectsMean ? 2 : 1;
+  using Group = Team<S, false, kSums>;
+  __shared__ __align__(16) unsigned char sums_bytes[Group::bytes(kMaxThreads, 1)];
+  Group team(sums_bytes, 1);
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool is_row = row < p.rows;
   // Teams within a warp take part in its shuffles; others go.
@@ -42,7 +47,8 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
       for (int k = 0; k < kPacks; ++k) {
         const Index column = mine.first + k * mine.step;
         const bool is_there = column < mine.n;
-        // Few packs are computed without asking, but for the last, which a whole warp may lack.
+        // Up to 4 packs are computed without a test, as zeros behind the end; only the last is
+        // tested, once for a warp.
         if (kPacks > 4 ? is_there : k == 0 || k < kPacks - 1 || is_last_there)
           body(k, column, is_there);
       }
@@ -86,8 +92,7 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
     }
   };
 
-  const S per_n = S(1) / S(p.n);
-  S mean = 0;
+  S mean = 0, shift = 0;
   if constexpr (kIsLayer) {
     S sums[1] = {};
     each([&](int k, Index column, bool) {
@@ -97,9 +102,9 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
       for (int j = 0; j < N; ++j) sums[0] += x[j];
     });
     team.add_up(sums);
-    mean = sums[0] * per_n;
+    mean = sums[0] / S(p.n);
   }
-  S squares[1] = {};
+  S sums[kSums] = {};  // of the squares, and of the differences to the mean
   each([&](int k, Index column, bool is_there) {
     S x[N];
     read(k, column, x);
@@ -109,11 +114,16 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
     for (int j = 0; j < N; ++j) {
       if (kIsLayer) x[j] = j < count ? x[j] - less : S(0);
       if constexpr (kKeepsNumbers) numbers[k][j] = x[j];
-      squares[0] += x[j] * x[j];
+      sums[0] += x[j] * x[j];
+      if constexpr (kCorrectsMean) sums[1] += x[j];
     }
   });
-  team.add_up(squares);
-  const S variance = squares[0] * per_n + p.eps;
+  team.add_up(sums);
+  if constexpr (kCorrectsMean) {
+    shift = sums[1] / S(p.n);
+    sums[0] -= sums[1] * shift;
+  }
+  const S variance = sums[0] / S(p.n) + p.eps;
   S scale;
   if constexpr (sizeof(T) == 2)
     scale = rsqrtf(variance);
@@ -123,7 +133,11 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
     S x[N], w[N];
     read(k, column, x);
     OPWRIGHT_UNROLL
-    for (int j = 0; j < N; ++j) x[j] = (kIsLayer && !kKeepsNumbers ? x[j] - mean : x[j]) * scale;
+    for (int j = 0; j < N; ++j) {
+      if constexpr (kIsLayer && !kKeepsNumbers) x[j] -= mean;
+      if constexpr (kCorrectsMean) x[j] -= shift;
+      x[j] *= scale;
+    }
     const Index at = is_there ? column : 0;
     if (p.weight.data) {
       mine.values(p.weight, at, w);

@@ -47,7 +47,7 @@ struct If<false, A, B> {
 };
 
 // A product that is rounded before anything is added to it: so all kernels of a row have the same
-// bits, and equal products cancel. One that is exact needs no such care.
+// bits, and equal products cancel. An exact product, of two 16-bit numbers, is the same either way.
 template <bool kIsExact = false>
 __device__ OPWRIGHT_INLINE float rounded_product(float a, float b) {
   return kIsExact ? a * b : __fmul_rn(a, b);
@@ -90,7 +90,7 @@ class Team {
            2 * kMaxSums * int{sizeof(S)} * cluster * (threads < kWarp ? 1 : threads / kWarp);
   }
 
-  // All threads wait for each other before the first sum, in a cluster those of all its blocks.
+  // In a cluster, its blocks wait for each other before the first sum: the barriers must be ready.
   __device__ Team(void* memory, int cluster) : cluster_(cluster) {
     rank_ = kIsCluster ? cluster_rank() : 0;
     if constexpr (kIsCluster) {
@@ -120,6 +120,7 @@ class Team {
       return;
     }
     constexpr int kLanes = kWarp / kCount;  // that have one sum
+    static_assert(!kIsCluster || kLanes >= kMaxCluster);
     const int warps = blockDim.x / kWarp, all = warps * cluster_, lane = threadIdx.x % kWarp;
     S sum = scattered_sum(values);
     if (all > 1) {
@@ -162,7 +163,8 @@ class Team {
   }
 
  private:
-  static constexpr int kMaxRead = 8;  // warps whose sums each lane reads; of more, one of 32
+  // Up to so many warps, each lane reads all sums; of more, every 32nd, and the lanes add those up.
+  static constexpr int kMaxRead = 8;
 
   // Those of a warp.
   template <int kCount>
@@ -199,7 +201,7 @@ __device__ OPWRIGHT_INLINE Pack<T, N> load_once(const T* at) {
 
 // Writes what nobody reads soon, or nothing.
 template <typename T, int N>
-__device__ OPWRIGHT_INLINE void store_once(T* at, Pack<T, N> pack, bool is_wanted = true) {
+__device__ OPWRIGHT_INLINE void store_once(T* at, Pack<T, N> pack, bool is_wanted) {
   const auto words = opwright::bit_cast<uint4>(pack);
   asm volatile(
       "{.reg .pred p; setp.ne.s32 p, %5, 0; @p st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};}" ::"l"(
@@ -255,14 +257,7 @@ struct Slice {
       }
     }
   }
-  // The values of a pack of a row: those of `packs`, or read now.
-  __device__ OPWRIGHT_INLINE void values(const T* row, const Pack<T, N> (&packs)[kHeld], int k,
-                                         Index column, S (&to)[N]) const {
-    if constexpr (kIsHeld)
-      opwright::unpack(packs[k], to);
-    else
-      opwright::unpack(load_tail<N>(row, column, n), to);
-  }
+  // The values of a pack of a row.
   __device__ OPWRIGHT_INLINE void values(const T* row, Index column, S (&to)[N]) const {
     if constexpr (kIsHeld)
       opwright::unpack(load_once<N>(row + column), to);
@@ -287,13 +282,6 @@ struct Slice {
     const auto pack = opwright::pack_of<T>(values);
     if constexpr (kIsHeld)
       opwright::store_pack(row + column, pack);
-    else
-      store_tail(row, column, n, pack);
-  }
-  __device__ OPWRIGHT_INLINE void stream(T* row, Index column, const S (&values)[N]) const {
-    const auto pack = opwright::pack_of<T>(values);
-    if constexpr (kIsHeld)
-      store_once(row + column, pack);
     else
       store_tail(row, column, n, pack);
   }
@@ -360,7 +348,7 @@ Columns<W> columns_of(const View<const W, 1>& view) {
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, dim3 block, int cluster, size_t bytes,
             cudaStream_t stream, Arguments... arguments) {
-  if (bytes > 32 * 1024) {  // with what is declared in the kernel, 48 KiB go without
+  if (bytes > 48 * 1024) {  // a kernel has to ask for more
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          static_cast<int>(bytes));
   }

@@ -181,9 +181,26 @@ def test_a_mean_far_from_zero_does_not_cancel(dtype: torch.dtype) -> None:
         assert (found.double() - wanted).abs().max() <= allowed
 
 
-def test_equal_numbers_are_their_mean() -> None:
+@pytest.mark.parametrize("number", [0.1, 0.3, 1.1])
+def test_equal_numbers_are_their_mean(number: float) -> None:
     """A sum of 4,097 of them is rounded, and so was their distance to its share."""
-    assert layer_norm(torch.full((2, 4097), 0.1)).abs().max() <= torch.finfo(torch.float32).eps
+    assert layer_norm(torch.full((2, 4097), number)).abs().max() <= torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("n", [896, 7168])
+@pytest.mark.parametrize("number", [1.5, 100.0])
+def test_equal_numbers_in_16_bits_are_their_mean(number: float, n: int) -> None:
+    """Their sum is exact, its product with a rounded 1 / n is not."""
+    x = torch.full((2, n), number, dtype=torch.bfloat16)
+    assert torch.equal(layer_norm(x), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_without_eps_rows_that_share_a_warp_have_gradients(name: str) -> None:
+    """On a GPU, lanes without a row have zeros, whose scale is infinite without eps."""
+    inputs = inputs_of(name, 5, 64, torch.bfloat16)
+    found = differentiate(lambda *leaves: NORMS[name](*leaves, eps=0.0), inputs)
+    assert all(result.isfinite().all() for result in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -101,10 +101,12 @@ HARM = {
 def test_a_process_that_precompiles_headers_goes_on() -> None:
     program = "import time; time.sleep(60)" + precompiled._PROGRAM
     process = subprocess.Popen([sys.executable, "-S", "-c", program, "[]", "{}"])
-    assert end_children(set(children()) - {process.pid}) == []
-    assert process.poll() is None
-    process.kill()
-    process.wait()
+    try:
+        assert end_children(set(children()) - {process.pid}) == []
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("kind", HARM)

@@ -328,6 +328,7 @@ def test_a_comparison_with_an_earlier_version_is_a_table(tmp_path) -> None:
     assert "Compared with v0.1" in page.source
     assert "Only a hint: another torch." in page.source
     assert "against v0.1: 1 faster (of 1 input, only a hint: another torch)" in verdict([base])
+    assert "Only a hint: another torch." in render_markdown([base])
 
 
 def test_what_is_slower_than_before_is_told() -> None:

@@ -199,7 +199,9 @@ def test_dtypes_have_the_names_that_cases_take() -> None:
 
 
 def test_hypothesis_shows_the_operator_and_no_internals() -> None:
-    assert repr(inputs(blend, n=(1, 64))) == "_arguments(<inputs of testing::blend>)"
+    told = repr(inputs(blend, n=(1, 64)))
+    assert "<inputs of testing::blend>" in told
+    assert len(told) < 60
 
 
 def test_a_written_argument_is_never_expanded() -> None:
@@ -300,8 +302,9 @@ def test_tensors_of_strategies_that_do_not_fit_are_skipped(ranges) -> None:
             {"batch": (0, 4)},
             r"(?s)`\*batch` is a variadic axis, whose sizes have no range.*hint: `x=st.just\(tensor\)`",
         ),
-        ({"n": 3}, "`n` takes the least and the largest value, or a strategy"),
-        ({"n": (5, 2)}, "`n` takes the least and the largest value, or a strategy"),
+        ({"n": 3}, "`n` takes the least and the largest size"),
+        ({"n": (5, 2)}, "`n` takes the least and the largest size"),
+        ({"n": st.just(3)}, "`n` takes the least and the largest size"),
         ({"x": ("a", 2)}, "`x` takes the least and the largest value, or a strategy"),
     ],
 )

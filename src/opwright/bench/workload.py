@@ -123,19 +123,19 @@ def _sweep_plans(
 def _dtypes_in(
     operator: Operator, family: Family | None, dtypes: Sequence[torch.dtype]
 ) -> list[torch.dtype] | list[None]:
-    """Returns those of the dtypes that an operator has; for the usual ones None, its first, where it has none of them.
+    """Returns those of the dtypes that an operator has; None, its first, where it has one alone, or no usual one.
 
     Raises:
         CheckError: others were asked for, and it has none of them.
     """
     there = family.dtypes if family is not None else ()
     found = [dtype for dtype in dtypes if dtype in there]
-    if not found and tuple(dtypes) != DTYPES:
+    if not found and len(there) > 1 and tuple(dtypes) != DTYPES:
         raise CheckError(
             operator.declaration.qualified_name,
             f"it has no {' and no '.join(map(short_name, dtypes))}",
-            rows=[("there", ", ".join(map(short_name, there)) or "no dtype to be chosen")],
-            hint=f"`--dtype {short_name(there[0])}`" if there else "leave the dtype out",
+            rows=[("there", ", ".join(map(short_name, there)))],
+            hint=f"`--dtype {short_name(there[0])}`",
         )
     return found or [None]
 

@@ -49,7 +49,7 @@ def prune(*, days: float = 30.0, max_size: str = "") -> int:
         raise CheckError(
             "--days",
             f"invalid value `{days:g}`",
-            rows=[("expected", "a finite number, from 0")],
+            rows=[("expected", "a finite number, 0 or more")],
             hint="`opwright cache prune --days 30`",
         )
     max_bytes = _bytes_of(max_size) if max_size else None

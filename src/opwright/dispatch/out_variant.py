@@ -43,15 +43,17 @@ class OutVariant:
         """Computes into given tensors and returns them.
 
         Raises:
-            OutError: they are not tensors, differ from the result in shape, dtype or device, share memory, or need a gradient.
+            OutError: they are not tensors, differ from the result in shape, dtype or device, share memory, or need a
+                gradient.
         """
         is_several = not isinstance(out, torch.Tensor) and hasattr(out, "__iter__")
         outs = tuple(out) if is_several else (out,)
-        for wrong in [each for each in outs if not isinstance(each, torch.Tensor)]:
+        wrong = [each for each in outs if not isinstance(each, torch.Tensor)]
+        if wrong:
             raise OutError(
                 self._name,
                 "`out=` takes a tensor for each result",
-                rows=[("got", describe(wrong)), ("expected", plural(len(self._out_names), "tensor"))],
+                rows=[("got", describe(wrong[0])), ("expected", plural(len(self._out_names), "tensor"))],
                 hint="`torch.empty_like(result)` of a first call without `out=`",
             )
         is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors_in(values), *outs])

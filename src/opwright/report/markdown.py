@@ -13,7 +13,7 @@ from opwright.quantities import date
 from opwright.records import Record
 from opwright.report.cards import Card, collect_cards
 from opwright.report.export import File
-from opwright.report.tables import advise_refused, list_base, overlook, warn
+from opwright.report.tables import BASE_HEAD, advise_refused, list_base, overlook, warn
 from opwright.report.verdict import verdict
 
 _SIGNS = {
@@ -100,15 +100,17 @@ def _bases(cards: Sequence[Card]) -> list[str]:
     """Returns a table for each operator that was compared with an earlier version."""
     told = []
     for card in cards:
-        rows = [
-            ["input", "before", "now", "ratio", "visible", "verdict"],
-            ["---", *["--:"] * 4, "---"],
-            *list_base(card),
-        ]
-        if card.base is not None and card.base.rows:
-            title = f"{escape(card.name)} compared with {escape(card.base.base)}"
-            opened = " open" if card.base.slower else ""
-            told.append(f"<details{opened}><summary>{title}</summary>\n\n{_lines(rows)}\n\n</details>")
+        base = card.base
+        if base is None or not base.rows:
+            continue
+        title = f"{escape(card.name)} compared with {escape(base.base)}"
+        parts = [_lines([BASE_HEAD, ["---", *["--:"] * 4, "---"], *list_base(card)])]
+        if base.missing:
+            parts.append(_escape(f"Only one of the two has {', '.join(base.missing)}."))
+        if base.is_hint:
+            parts.append(_escape(f"Only a hint: {base.reason}."))
+        body = "\n\n".join(parts)
+        told.append(f"<details{' open' if base.slower else ''}><summary>{title}</summary>\n\n{body}\n\n</details>")
     return told
 
 

@@ -179,6 +179,9 @@ def tell_memory(card: Card) -> str:
     return f"A call held at most {found} the memory of its results."
 
 
+BASE_HEAD = ("input", "before", "now", "ratio", "visible", "verdict")
+
+
 def list_base(card: Card) -> list[list[str]]:
     """Returns a row for each input that was compared with an earlier version of the operator."""
     return [

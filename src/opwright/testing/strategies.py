@@ -99,10 +99,11 @@ def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
                 rows=[("there", ", ".join(known))],
                 hint=f"`{next(iter(known))}=(1, 64)`",
             )
-        if not _is_range(given) and not isinstance(given, st.SearchStrategy):
+        is_argument = any(p.name == name for p in contract.parameters)
+        if not _is_range(given) and not (is_argument and isinstance(given, st.SearchStrategy)):
             raise CheckError(
                 contract.subject,
-                f"`{name}` takes the least and the largest value, or a strategy",
+                f"`{name}` takes the least and the largest {'value, or a strategy' if is_argument else 'size'}",
                 rows=[("got", repr(given))],
                 hint=f"`{name}=(1, 64)`",
             )

@@ -35,7 +35,7 @@ def end_children(kept: set[int]) -> list[str]:
 
 
 def _is_opwrights(words: list[bytes]) -> bool:
-    """Returns whether a process is one of Opwright's own, which stay: it waits for Triton kernels, or makes headers."""
+    """Returns whether a process is one of Opwright's own, which stay: for Triton kernels, or to precompile headers."""
     program = words[2] if len(words) > 2 else b""
     if _TRITON in words[3:] and b"worker.main()" in program:
         return True

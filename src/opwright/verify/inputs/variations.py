@@ -334,7 +334,7 @@ def _others(value: bool | int | float) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if isinstance(value, float):
-        # No round number: what is made an integer, or rounded to 16 bits, is seen. And less than 1 where it was.
+        # No round number: what is made an integer, or rounded to 16 bits, is seen. What is below 1 stays below 1.
         return [value * 0.6180339, value * 2] if value else [0.6180339]
     tried = (value + 1, -1, value - 1, 2 * value, value // 2)  # axes are counted from the end as well
     return [v for v in dict.fromkeys(tried) if v != value]

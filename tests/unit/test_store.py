@@ -248,7 +248,7 @@ def test_days_that_are_not_a_number_from_0_are_refused(
     assert cache_command("prune", monkeypatch, f"--days={days}") == 2
     error = capsys.readouterr().err
     assert f"`--days`: invalid value `{days}`" in error
-    assert "expected  a finite number, from 0" in error
+    assert "expected  a finite number, 0 or more" in error
     assert "hint: `opwright cache prune --days 30`" in error
     assert entry.path.exists()
 

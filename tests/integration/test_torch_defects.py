@@ -68,7 +68,7 @@ class Half:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            return f"no end after {timeout} s"
+            return f"still running after {timeout} s"
         return out.strip() if process.returncode == 0 else f"{out}{err}\nexit {process.returncode}"
 
     def judge(self, got: str, right: str, symptom: str) -> None:
@@ -99,7 +99,7 @@ def test_1_a_stale_lock_is_waited_for_without_end(half: Half, tmp_path: Path) ->
         assert (tmp_path / "main.cpp").is_file()  # it came as far as the lock, and was not just slow
         if (tmp_path / "build.ninja").exists():
             got = "past the lock"  # the build may take longer than the time that was waited
-    half.judge(got, "3", "no end after")
+    half.judge(got, "3", "still running after")
 
 
 def test_2_a_finished_build_needs_ninja(half: Half) -> None:

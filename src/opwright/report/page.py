@@ -18,6 +18,7 @@ from opwright.report.coverage import cover
 from opwright.report.pictures import draw_all, slug_of
 from opwright.report.ratios import explain_shares, tell_summary
 from opwright.report.tables import (
+    BASE_HEAD,
     advise_failed,
     advise_refused,
     count_outcomes,
@@ -117,6 +118,7 @@ def _show(card: Card, index: int) -> dict[str, Any]:
         "memory": tell_memory(card),
         "cases": f"{card.cases:,}" if card.verify else "",
         "base": card.base,
+        "base_head": BASE_HEAD,
         "base_rows": list_base(card),
         "pictures": list(draw_all(card, f"p{index}").values()),
     }

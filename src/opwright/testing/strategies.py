@@ -121,7 +121,7 @@ def _check_dtypes(contract: Contract, names: set[str]) -> None:
 
 
 def _is_range(given: Any) -> bool:
-    """Whether it is two numbers, of which the second is not the smaller one."""
+    """Whether it is a pair of numbers in ascending order, which may be equal."""
     is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(end, Real) for end in given)
     return is_pair and given[0] <= given[1]
 

@@ -36,10 +36,8 @@ def end_children(kept: set[int]) -> list[str]:
 
 def _is_opwrights(words: list[bytes]) -> bool:
     """Returns whether a process is one of Opwright's own, which stay: for Triton kernels, or to precompile headers."""
-    program = words[2] if len(words) > 2 else b""
-    if _TRITON in words[3:] and b"worker.main()" in program:
-        return True
-    return any(_PRECOMPILED in word for word in words[2:4])
+    is_worker = _TRITON in words[3:] and b"worker.main()" in words[2]
+    return is_worker or any(_PRECOMPILED in word for word in words)
 
 
 def _describe(words: list[bytes]) -> str:

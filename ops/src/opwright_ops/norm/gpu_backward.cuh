@@ -296,7 +296,8 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
       });
     };
     S mean = 0, mean_grad = 0;
-    // Of the squares of the differences to the mean, and of their products with the gradient.
+    // The sums of the squares of the differences to the mean, and of their products with the
+    // gradient.
     S squares, products;
     if constexpr (kTakesDifferences) {
       S origin = 0;

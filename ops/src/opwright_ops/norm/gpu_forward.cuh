@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   constexpr bool kIsLayer = kNorm == Norm::layer, kIsHeld = Part::kIsHeld;
   // Up to 4 packs are kept unpacked, less the mean; 8 are kept as they lie in memory.
   constexpr bool kKeepsNumbers = kIsHeld && kPacks <= 4;
-  // A mean is rounded, and the squares are set right by what the differences to it add up to. In
-  // 16-bit types sums of equal numbers are exact, and the rest is below their precision.
+  // The mean is rounded: the sum of the differences to it tells by how much, and corrects it and
+  // the squares. Sums of equal 16-bit numbers are exact, and other errors are below their
+  // precision.
   constexpr bool kCorrectsMean = kIsLayer && sizeof(T) > 2;
   constexpr int kSums = kCorrectsMean ? 2 : 1;
   using Group = Team<S, false, kSums>;

@@ -212,10 +212,9 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   const int64_t group = blockIdx.x / (kIsCluster ? p.cluster : 1);
   const int64_t teams = int64_t{gridDim.x} / (kIsCluster ? p.cluster : 1) * blockDim.y;
   const int64_t first = group * blockDim.y + threadIdx.y;
-  // The rows of this team. Teams that share a warp take the same number of rounds,
-  // the last perhaps without a row.
+  // The rows of this team. All teams take the same number of rounds, the last perhaps without a
+  // row: they may share a warp, and compute-sanitizer counts their barriers.
   const int count = p.rounds - (first + (p.rounds - 1) * teams < p.rows ? 0 : 1);
-  const int rounds = kPacks <= 1 && blockDim.x < kWarp ? p.rounds : count;
 
   const Part whole(p.n, team);
   bool is_there[Part::kHeld];
@@ -261,7 +260,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   __syncthreads();
 
   const S per_n = S(1) / S(p.n);
-  for (int i = 0; i < rounds; ++i) {
+  for (int i = 0; i < p.rounds; ++i) {
     const int64_t row = first + i * teams;
     const bool is_row = i < count;
     if constexpr (kIsHeld) staged.wait();
@@ -339,7 +338,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
       scale = rsqrtf(variance);
     else
       scale = S(1) / S(sqrt(variance));
-    if (kPacks == 1 && !is_row) scale = 0;  // of zeros, it may be infinite
+    if (!is_row) scale = 0;  // of zeros, it may be infinite
     if (!kIsHeld && p.moments && team.id() == 0) {
       p.moments[2 * row] = mean, p.moments[2 * row + 1] = scale;
     }

@@ -143,6 +143,29 @@ def test_an_operator_that_ends_the_process_is_named_and_the_others_are_measured(
     assert "who reads JSON" in result.stderr
 
 
+def test_an_option_that_one_operator_of_a_file_cannot_take_leaves_the_others(run_python, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text("""
+from jaxtyping import Float, Int
+from torch import Tensor
+from opwright import operator
+
+@operator("bench_process::counts")
+def counts(x: Int[Tensor, "*s"]) -> Int[Tensor, "*s"]:
+    return x + 1
+
+@operator("bench_process::doubles")
+def doubles(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    return x * 2
+""")
+    flags = ["--against", "eager", "--seconds", "0.01", "--direction", "forward", "--axis", "s=64"]
+    result = command(run_python, "two.py", "--dtype", "f32", *flags, "--json", before=FORKED)
+    assert result.returncode == 1
+    assert "`bench_process::counts`: it has no f32" in result.stderr
+    refused, found = json.loads(result.stdout)
+    assert (refused["name"], refused["measurements"]) == ("bench_process::counts", [])
+    assert (found["name"], len(found["measurements"])) == ("bench_process::doubles", 1)
+
+
 def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     (tmp_path / "two.py").write_text(PROGRAM.replace('print("who reads JSON does not want this")', ""))
     for arguments in (

@@ -26,7 +26,7 @@ from opwright.build.request import Request, make_request, renew
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.build.tools import Tools, find_tools
-from opwright.contract.cpp_names import quote_for_c
+from opwright.contract.names import quote_for_c
 from opwright.contract.sources import Source
 from opwright.errors import CompileError, LoadError, NoCompilerError
 

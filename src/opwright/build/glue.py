@@ -14,9 +14,9 @@ from opwright.backends.protocol import CompiledBackend
 from opwright.backends.registry import all_backends, backend_of_device
 from opwright.contract.axes import Axis, Computed, Fixed, Named, Variadic
 from opwright.contract.contract import Contract, Parameter, TensorType
-from opwright.contract.cpp_names import CPP_KEYWORDS, cpp_name
 from opwright.contract.declaration import Declaration
 from opwright.contract.dtypes import SCALAR_TYPES
+from opwright.contract.names import CPP_KEYWORDS, cpp_name
 from opwright.contract.schema import kernel_twin, out_schema_of, reference_twin, schema_of
 from opwright.errors import AnnotationError
 

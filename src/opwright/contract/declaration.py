@@ -11,21 +11,13 @@ from typing import Any, NamedTuple
 from opwright.contract.annotations import read_outputs, read_parameters
 from opwright.contract.axes import Anonymous, Axis, Computed, Named, Variadic
 from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
-from opwright.contract.cpp_names import CPP_KEYWORDS
 from opwright.contract.domains import Index
+from opwright.contract.names import CPP_KEYWORDS, NAMESPACES_OF_PYTORCH
 from opwright.contract.precision import Precision, check_precision
 from opwright.contract.sources import Source
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, NameTakenError
 
 AUTOCAST_POLICIES = ("promote", "lower", "float32")
-# In these a version of PyTorch from 2.12 to 2.14 registers operators of its own; torch.compile and others treat all of
-# a namespace alike.
-_NAMESPACES_OF_PYTORCH = frozenset(
-    "aten prim prims inductor_prims rngprims debugprims quantized _quantized quantized_decomposed quantization c10d "
-    "c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor inductor export onnx "
-    "onnx_symbolic mkl mkldnn mkldnn_prepacked onednn sparse static_runtime profiler streams triton cuda ao _native "
-    "flex_lib debug_mode_ops coor mempool prepacked _test _inductor_test".split()
-)
 
 
 class Declaration(NamedTuple):
@@ -126,7 +118,7 @@ def declare(
             f"C++ uses the name `{subject}`, so an operator cannot have it: its kernel is a function of that name",
             hint=f'`@operator("{namespace}::{subject}_op")`',
         )
-    if namespace in _NAMESPACES_OF_PYTORCH:
+    if namespace in NAMESPACES_OF_PYTORCH:
         raise NameTakenError(
             subject,
             f"the namespace `{namespace}` is PyTorch's own",

@@ -6,15 +6,13 @@ import keyword
 import re
 import sys
 
-from opwright.contract.cpp_names import CPP_KEYWORDS
+from opwright.contract.names import CPP_KEYWORDS, NAMESPACES_OF_PYTORCH
 from opwright.errors import PackageError
 
-# Namespaces of operators that PyTorch and its companions have.
-_TAKEN = frozenset(
-    "aten prim prims aten_native c10 torch quantized _quantized inductor _inductor_test fsdp c10d _c10d_functional "
-    "_c10d_functional_autograd symm_mem higher_order mkl mkldnn onednn onnx profiler rngprims debugprims export "
-    "streams sparse coor mempool static_runtime tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack "
-    "prepacked metal vulkan_prepack cudnn triton xla _test _nnapi nvprims opwright".split()
+# Namespaces that are PyTorch's or its companions'.
+_TAKEN = NAMESPACES_OF_PYTORCH | frozenset(
+    "aten_native c10 torch higher_order tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack metal "
+    "vulkan_prepack cudnn xla _nnapi nvprims opwright".split()
 )
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from opwright.contract.contract import Contract
-from opwright.contract.cpp_names import CPP_KEYWORDS, cpp_name, quote_for_c
+from opwright.contract.names import CPP_KEYWORDS, cpp_name, quote_for_c
 from opwright.errors import CompileError, plural
 from opwright.triton.launch_file import CPP_OF_DTYPE, JitFunction, LaunchFile, error_at
 

@@ -96,6 +96,7 @@ def test_inside_another_project_a_warning_says_so(
     ("name", "text"),
     [
         ("aten", "PyTorch has operators with this namespace"),
+        ("cuda", "PyTorch has operators with this namespace"),
         ("json", "Python has a module of this name"),
         ("3d", "cannot be the name of a package"),
         ("my ops", "cannot be the name of a package"),

@@ -1,4 +1,4 @@
-"""Words of generated C++: names that it cannot give to a variable or an enumerator, and strings."""
+"""Names that are taken, by C++ or by PyTorch, and names and strings in generated C++."""
 
 # Keywords of C++20 and the other spellings of its signs, such as `bitand` for `&`.
 CPP_KEYWORDS = frozenset(
@@ -9,6 +9,15 @@ CPP_KEYWORDS = frozenset(
     "reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template this "
     "thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor "
     "xor_eq".split()
+)
+
+# Namespaces in which a version of PyTorch from 2.12 to 2.14 registers operators of its own; torch.compile and others
+# treat all of a namespace alike.
+NAMESPACES_OF_PYTORCH = frozenset(
+    "aten prim prims inductor_prims rngprims debugprims quantized _quantized quantized_decomposed quantization c10d "
+    "c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor inductor export onnx "
+    "onnx_symbolic mkl mkldnn mkldnn_prepacked onednn sparse static_runtime profiler streams triton cuda ao _native "
+    "flex_lib debug_mode_ops coor mempool prepacked _test _inductor_test".split()
 )
 
 

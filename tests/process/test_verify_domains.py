@@ -371,7 +371,7 @@ def test_an_order_of_sums_that_follows_from_the_batch(ns, turned: str, batch_inv
 
     found = failure_of(means, "numerics", "independence")
     assert found.partition(":")[0] == verdict, found
-    assert not verdict or "have other bits in a call on them alone" in found
+    assert not verdict or "have different bits in a call on them alone" in found
 
 
 @pytest.mark.parametrize(("divisor", "verdict"), [("n", ""), ("(n + (rows > 4 ? 1e-3 : 0))", "independence")])

@@ -631,7 +631,7 @@ def test_a_backward_that_divides_by_a_norm(ns, smallest: float) -> None:
     ("body", "message"),
     [
         ("output(i) += x(i, j);", "it reads its output before it has written it; the memory of an output is not zero"),
-        ("output(i) = sums[i] += x(i, j);", "two calls with the same inputs give other results"),
+        ("output(i) = sums[i] += x(i, j);", "two calls with the same inputs give different results"),
     ],
 )
 def test_a_sum_that_does_not_start_from_zero(ns, body: str, message: str) -> None:

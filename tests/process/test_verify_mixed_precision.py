@@ -156,7 +156,7 @@ def test_numbers_that_are_made_of_integers(is_right: bool) -> None:
 
 
 def test_a_reference_that_returns_float32_for_another_dtype(ns) -> None:
-    """The message was that `out=` gives other values; the declaration sees float32 alone."""
+    """The message was that `out=` gives different values; the declaration sees float32 alone."""
 
     @operator(f"{ns}::halved")
     def halved(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

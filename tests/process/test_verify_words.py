@@ -147,7 +147,7 @@ def test_an_order_that_changes_from_call_to_call_reads_nothing_outside() -> None
         checks=["determinism", "guard bands", "numerics", "fresh data"],
     )
     assert list(said) == ["determinism"]
-    assert said["determinism"].startswith("two calls with the same inputs give other results; ")
+    assert said["determinism"].startswith("two calls with the same inputs give different results; ")
 
 
 def test_an_output_in_memory_of_its_own_is_missed_by_name() -> None:

@@ -403,7 +403,7 @@ def repeated_backward(target: Target) -> Iterator[Finding]:
         second = list(torch.autograd.grad(outputs, inputs, seeds, **kept))
         message = ""
         if not agree(target, second, first, _gradients_that_are, case.values, of_gradient=True):
-            message = "the second backward on a kept graph gives other values than the first"
+            message = "the second backward on a kept graph gives different values than the first"
         elif not are_same(given, [seeds, tensors_of(results)]):
             message = "the backward writes into its argument or into an output"
         elif not all(

@@ -110,7 +110,7 @@ def _tell_unwritten(target: Target, case: Case, outs: Sequence[torch.Tensor], re
 
 
 def _tell_unsteady(target: Target, case: Case, outs: Sequence[torch.Tensor], results: Sequence[Any]) -> str:
-    """Returns why a call with `out=` and one without give other values: neither need be the cause."""
+    """Returns why a call with `out=` and one without give different values: neither need be the cause."""
 
     def differ(some: Sequence[Any], others: Sequence[Any]) -> bool:
         return not agree(target, some, others, outputs_of_reference, case.values)
@@ -127,8 +127,8 @@ def _tell_unsteady(target: Target, case: Case, outs: Sequence[torch.Tensor], res
         if is_steady and differ(zeroed[0], outs):
             return "it reads its output before it has written it; the memory of an output is not zero"
         if not is_steady or differ(target.run(target.inputs(case)), results):
-            return "two calls with the same inputs give other results"
-    return "the out variant gives other values than a call without `out=`"
+            return "two calls with the same inputs give different results"
+    return "the out variant gives different values than a call without `out=`"
 
 
 def _try_layouts(target: Target, case: Case) -> Iterator[tuple[str, str]]:
@@ -190,7 +190,7 @@ def _tell_difference(target: Target, case: Case, outs: list[torch.Tensor], resul
         return ""
     expected = expected_of(target, case)[: len(outs)]  # behind the outputs: what is mutated
     message, _ = find_difference(target, outs, expected, target.output_names(len(outs)))
-    return message and f"the out variant gives other values: {message}"
+    return message and f"the out variant gives different values: {message}"
 
 
 def _call_with(target: Target, values: list[Any], outs: list[torch.Tensor]) -> str:
@@ -256,7 +256,7 @@ def guard_bands(target: Target) -> Iterator[Finding]:
             else:
                 if all(are_same(one, found[0]) for found in by_filling.values() for one in found[1:]):
                     message = (
-                        "other values when NaN lies around its inputs than when zeros do: it reads outside of them"
+                        "different values when NaN lies around its inputs than when zeros do: it reads outside of them"
                     )
                     message += _tell_strides(target, case)
             yield Finding(str(case), message)

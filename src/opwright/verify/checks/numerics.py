@@ -263,7 +263,7 @@ def _compare_part(target: Target, case: Case, at: list[int | None], whole: Seque
     if operator.declaration.batch_invariant:
         for output, a, b in zip(outputs, kept, alone, strict=True):
             if output.type.variadic_at is not None and a is not None and not is_same(_one_nan(a), _one_nan(b)):
-                return f"`{output.name}`: the entries from {start} on have other bits in a call on them alone"
+                return f"`{output.name}`: the entries from {start} on have different bits in a call on them alone"
         return ""
     if are_same(kept, alone):
         return ""
@@ -315,15 +315,17 @@ def determinism(target: Target) -> Iterator[Finding]:
             if shares_memory(kept, second):
                 message = "its outputs lie in memory that the next call writes into"
             elif not repeats(second):
-                what = "equal inputs elsewhere in memory give other results: it goes by their address"
+                what = "equal inputs elsewhere in memory give different results: it goes by their address"
                 what = (
-                    what if _is_steady_in_place(target, case) else "two calls with the same inputs give other results"
+                    what
+                    if _is_steady_in_place(target, case)
+                    else "two calls with the same inputs give different results"
                 )
                 message = f"{what}{_how_far(target, kept, second)}"
             else:
                 target.run(target.inputs(other))
                 if not repeats(target.run(target.inputs(case))):
-                    message = "it gives other bits after a call with other inputs: it keeps something from call to call"
+                    message = "different bits after a call with other inputs: it keeps something from call to call"
                 elif not _have_bits(kept, first):
                     message = "its outputs lie in memory that the next call writes into"
             if not message and any(case is each for each in for_one_tensor):

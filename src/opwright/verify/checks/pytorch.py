@@ -137,7 +137,7 @@ def torch_compile(target: Target) -> Iterator[Finding]:
                     raise Skipped(f"PyTorch cannot compile the reference: {first_line(error)}") from None
                 raise
             same = agree(target, got, expected, outputs_of_reference, case.values)
-            yield Finding(str(case), "" if same else "the compiled call gives other values")
+            yield Finding(str(case), "" if same else "the compiled call gives different values")
     if not may_recompile:
         extra = f"{len(graphs)} graphs for 2 sizes" if len(graphs) > 1 else ""
         yield Finding("two sizes, dynamic shapes", extra and f"it recompiles for another size: {extra}")
@@ -197,7 +197,7 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
         if (a is None) != (b is None):
             message = "the compiled call loses a gradient"
         elif a is not None and not torch.allclose(a, b, rtol=1e3 * torch.finfo(a.dtype).eps, equal_nan=True):
-            message = "the compiled call gives other gradients"
+            message = "the compiled call gives different gradients"
     yield Finding(f"{case}, gradients", message)
 
 
@@ -230,7 +230,7 @@ def torch_export(target: Target) -> Iterator[Finding]:
             expected, got = target.call(target.inputs(case)), program.module()(*copy_of(inputs))
         message = "" if name in names else f"the operator is not in the exported graph, which has {sorted(names)}"
         if not agree(target, got, expected, outputs_of_reference, case.values):
-            message = "the exported program gives other values"
+            message = "the exported program gives different values"
         yield Finding(f"{case}, {plural(len(fixed), 'constant')}", message)
 
 

@@ -255,7 +255,7 @@ def other_device(target: Target) -> Iterator[Finding]:
                 is_home = all(t.device == own for t in got)
             torch.cuda.synchronize(own)
             torch.cuda.synchronize(current)
-            message = "" if trial.agree(got, wanted, values) else "other values than with its own device current"
+            message = "" if trial.agree(got, wanted, values) else "different values than with its own device current"
             if not is_home:
                 message = f"results are on {', '.join(sorted({str(t.device) for t in got}))}"
             yield Finding(f"{trial.label}, tensors on {own}, {current} current", message)
@@ -297,7 +297,7 @@ def _in_graph(trial: Trial, target: Target) -> str:
         torch.cuda.synchronize()
         if not trial.agree(got, right, values):
             data = "the data it was captured with" if values is given[0] else "other data"
-            return f"a replay with {data} gives other values than a call"
+            return f"a replay with {data} gives different values than a call"
     return ""
 
 
@@ -448,8 +448,8 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):
         return bad[0] if bad else ""
     if copies:
-        return "several threads at once give other values than one: do calls share memory, a `static` buffer?"
-    return "several threads with the same input give other values than one: a call writes into it"
+        return "several threads at once give different values than one: do calls share memory, a `static` buffer?"
+    return "several threads with the same input give different values than one: a call writes into it"
 
 
 def _run_all(running: list[threading.Thread]) -> None:

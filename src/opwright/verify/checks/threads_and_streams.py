@@ -447,9 +447,8 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
         torch.cuda.synchronize()
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):
         return bad[0] if bad else ""
-    if copies:
-        return "several threads at once give different values than one: do calls share memory, a `static` buffer?"
-    return "several threads with the same input give different values than one: a call writes into it"
+    shared = "do calls share memory, a `static` buffer" if copies else "does a call write into its input"
+    return f"several threads at once give different values: {shared}, or do threads of a call share a variable?"
 
 
 def _run_all(running: list[threading.Thread]) -> None:

@@ -167,12 +167,23 @@ def doubles(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
 
 
 def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    (tmp_path / "two.py").write_text(PROGRAM.replace('print("who reads JSON does not want this")', ""))
+    program = PROGRAM.replace('print("who reads JSON does not want this")', "")
+    (tmp_path / "two.py").write_text(program)
+    (tmp_path / "one_dtype.py").write_text(
+        program[: program.index("@operator")].replace("Float", "Float32")
+        + """
+@operator("bench_process::halves")
+def halves(x: Float32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
+    return x / 2
+"""
+    )
     for arguments in (
         ["two.py::fine", "--axis", "m=3"],
         ["two.py::fine", "--axis", "batch=-"],
         ["two.py::fine", "--dtype", "float12"],
         ["two.py::fine", "--dtype", "i64"],
+        ["two.py::fine", "--dtype", "i32", "--dtype", "i64"],
+        ["one_dtype.py", "--dtype", "bf16"],
         ["two.py::fine", "--direction", "sideways"],
         ["two.py::fine", "--against", "eagr"],
         ["two.py::fine", "--device", "gpu"],
@@ -181,6 +192,7 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
         ["two.py", "--cpus", "4095"],
         ["two.py", "--threads", "0"],
         ["two.py", "--call", "--base", "HEAD"],
+        ["two.py", "--call", "--axis", "n=4096"],
         ["two.py", "--devices", "0,x"],
         ["two.py", "--devices", "0,0"],
         ["two.py", "--devices", "0,1", "--call"],

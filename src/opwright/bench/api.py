@@ -17,7 +17,7 @@ from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import DIRECTIONS, DTYPES, all_tensors, plans
+from opwright.bench.workload import DIRECTIONS, all_tensors, plans
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
@@ -50,7 +50,7 @@ def bench(
     samples: Iterable[Any] | Callable[[], Iterable[Any]] | None = None,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     options: Mapping[str, Any] | None = None,
-    dtypes: Sequence[torch.dtype] = DTYPES,
+    dtypes: Sequence[torch.dtype] | None = None,
     directions: Sequence[str] | None = None,
     device: str | torch.device | None = None,
     seconds: float = SECONDS,
@@ -82,7 +82,7 @@ def bench(
         samples: inputs; by default the declared sweep, else sizes that follow from the contract.
         sweep: sizes by axis, for this run: `{"n": [1024, 4096], "batch": [(512,)]}`; other axes keep theirs.
         options: values of choices and numbers, for this run.
-        dtypes: dtypes of the floating-point family.
+        dtypes: of the operator's family of dtypes; by default float32 and bfloat16, or its first if it has neither.
         directions: "forward" (no gradient needed), "backward" (autograd's, on a kept graph), "step" (both);
             by default forward, and backward where there is a gradient.
         device: "cpu", "cuda", "cuda:1"; by default the GPU when there is one and the operator has a CUDA

@@ -12,7 +12,7 @@ from opwright.bench.api import choose_device
 from opwright.bench.environment import kept_memory
 from opwright.bench.measure import describe_case, pair_with_directions
 from opwright.bench.timers import calls_in_sample, no_garbage_collection
-from opwright.bench.workload import DTYPES, Plan, Workload, plans
+from opwright.bench.workload import Plan, Workload, plans
 from opwright.contract.sweep import without_names
 from opwright.dispatch.operator import Operator
 
@@ -36,7 +36,7 @@ class Side:
         *,
         device: str | None = None,
         sweep: Mapping[str, Sequence[Any]] | None = None,
-        dtypes: Sequence[torch.dtype] = DTYPES,
+        dtypes: Sequence[torch.dtype] | None = None,
         directions: Sequence[str] | None = None,
         seconds: float = 0.1,
         on_run: Callable[[str, str], object] = lambda who, what: None,

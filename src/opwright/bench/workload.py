@@ -28,7 +28,7 @@ from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
 
-DTYPES = (torch.float32, torch.bfloat16)  # of a benchmark, where none are asked for
+_USUAL_DTYPES = (torch.float32, torch.bfloat16)
 _STAR = "*"  # the axes of `*name`, among those of a sweep
 _MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
 
@@ -54,7 +54,7 @@ def plans(
     samples: Any,
     sweep: Mapping[str, Sequence[Any]] | None,
     options: Mapping[str, Any] | None,
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[torch.dtype] | None,
     device: torch.device,
 ) -> list[Plan]:
     """Returns what is to be measured, smallest first within a dtype."""
@@ -83,7 +83,7 @@ def _sweep_plans(
     operator: Operator,
     sweep: Mapping[str, Sequence[Any]] | None,
     options: Mapping[str, Any] | None,
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[torch.dtype] | None,
     device: torch.device,
 ) -> Iterator[Plan]:
     contract = _read_contract(operator)
@@ -121,23 +121,24 @@ def _sweep_plans(
 
 
 def _dtypes_in(
-    operator: Operator, family: Family | None, dtypes: Sequence[torch.dtype]
+    operator: Operator, family: Family | None, asked: Sequence[torch.dtype] | None
 ) -> list[torch.dtype] | list[None]:
-    """Returns those of the dtypes that an operator has; None, its first, where it has one alone, or no usual one.
+    """Returns those of the dtypes that an operator has, usual ones if none are asked for; else None, for its first.
 
     Raises:
-        CheckError: others were asked for, and it has none of them.
+        CheckError: it has none of those that were asked for.
     """
-    there = family.dtypes if family is not None else ()
-    found = [dtype for dtype in dtypes if dtype in there]
-    if not found and len(there) > 1 and tuple(dtypes) != DTYPES:
+    families = [family] if family is not None else [p.type.family for p in operator.contract.tensors]
+    there = tuple(dict.fromkeys(dtype for each in families for dtype in each.dtypes))
+    found = [dtype for dtype in asked or _USUAL_DTYPES if dtype in there]
+    if there and asked and not found:
         raise CheckError(
             operator.declaration.qualified_name,
-            f"it has no {' and no '.join(map(short_name, dtypes))}",
+            f"it has no {' and no '.join(map(short_name, asked))}",
             rows=[("there", ", ".join(map(short_name, there)))],
             hint=f"`--dtype {short_name(there[0])}`",
         )
-    return found or [None]
+    return found if found and family is not None else [None]
 
 
 def _read_contract(operator: Operator) -> Contract:

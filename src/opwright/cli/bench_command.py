@@ -92,6 +92,10 @@ def bench_operators(
             raise CheckError("--against", f"unknown value `{name}`", rows=[("expected", f"one of {', '.join(RIVALS)}")])
     if call and base is not None:
         raise CheckError("bench", "`--call` has no base to be compared with", hint="leave one of them out")
+    for flag, value in (("--against", against), ("--axis", axis), ("--dtype", dtype), ("--direction", direction)):
+        if call and value:
+            rule = f"`--call` measures a call on one element, so `{flag}` has no effect"
+            raise CheckError("bench", rule, hint=f"leave `{flag}` out")
     several, is_rank = parse_devices(devices), is_one_of_several_ranks()
     if (several or is_rank) and (call or base is not None):
         flag, hint = "--call" if call else "--base", "leave `--devices` out" if several else "run it without torchrun"

@@ -57,6 +57,27 @@ def test_a_header_of_the_system_that_changes(how: str, tmp_path: Path, monkeypat
     assert [value(folder) for folder in folders] == [3, 2]
 
 
+@pytest.mark.parametrize("through", ["source", "folder"])
+def test_a_header_above_a_folder_belongs_to_its_checkout(through: str, tmp_path: Path) -> None:
+    """It was compared where the first checkout has it, and the second one got the first one's module."""
+    checkouts = [tmp_path / "one", tmp_path / "two"]
+    for checkout, value in zip(checkouts, (1, 2), strict=True):
+        for name, text in {
+            "number.h": f"#define NUMBER {value}\n",
+            "include/inner.h": '#include "../number.h"\n',
+            "cpu/k.cpp": f'#include "{"../number.h" if through == "source" else "inner.h"}"\n' + source("NUMBER"),
+        }.items():
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_text(text)
+
+    def value(checkout: Path) -> int:
+        return load("above", checkout / "cpu" / "k.cpp", extra_include_paths=[checkout / "include"]).value()
+
+    assert [value(checkout) for checkout in checkouts] == [1, 2]
+    (checkouts[0] / "number.h").write_text("#define NUMBER 3\n")
+    assert [value(checkout) for checkout in checkouts] == [3, 2]
+
+
 def test_no_header_of_compilers_python_and_torch_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path))
     text = "#include <cmath>\n#include <vector>\n#include <c10/util/Exception.h>\n" + source(5)

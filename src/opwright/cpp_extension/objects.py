@@ -29,7 +29,7 @@ from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cpp_extension import precompiled
 from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
 
-_FORMAT = "extension 3"
+_FORMAT = "extension 4"
 _NAME = "TORCH_EXTENSION_NAME"
 _CPP_SUFFIXES = (".cpp", ".cc", ".cxx", ".C", ".c++", ".cp", ".CPP")
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
@@ -236,11 +236,12 @@ class Objects:
         apart = self._headers_apart()
         for word in re.findall(r"(?:\\[ #]|\S)+", body):
             name = re.sub(r"\\([ #])", r"\1", word).replace("$$", "$")
-            full = Path(os.path.normpath(self.work / name))
+            spelled = self.work / name  # `<folder>/../x.h`: another file for another checkout's folder
+            full = Path(os.path.normpath(spelled))
             if full == source.path or str(full).startswith(apart):
                 continue
-            included.append(full)
-            uses_name |= bool(source.name) and _NAME.encode() in full.read_bytes()
+            included.append(spelled)
+            uses_name |= bool(source.name) and _NAME.encode() in spelled.read_bytes()
         digests = self.watch.digests([*([source.path] if source.path else []), *included])
         _check([source])
         return {_place(path, source.roots): digests[path] for path in included}, uses_name
@@ -400,8 +401,8 @@ def system_includes(nvcc: Nvcc | None) -> list[Path]:
     return [*found, Path(sysconfig.get_path("include", scheme="posix_prefix"))]
 
 
-def _place(full: Path, roots: Sequence[Path]) -> str:
-    return next((f"@{i}/{full.relative_to(r)}" for i, r in enumerate(roots) if full.is_relative_to(r)), str(full))
+def _place(path: Path, roots: Sequence[Path]) -> str:
+    return next((f"@{i}/{path.relative_to(r)}" for i, r in enumerate(roots) if path.is_relative_to(r)), str(path))
 
 
 def _launcher() -> list[str]:

@@ -69,6 +69,12 @@ def test_arguments_are_not_changed() -> None:
     assert (sources, flags, ldflags) == ([source(7)], ["-DX"], ["-Wl,--as-needed"])
 
 
+def test_flags_in_the_form_of_a_setup_file() -> None:
+    """The keys were taken for flags, and the compiler did not find a file `cxx`."""
+    with pytest.raises(TypeError, match=r"expected a string or a list of strings, got \{'cxx'"):
+        inline("mapping", 1, extra_cflags={"cxx": ["-O3"]})
+
+
 def test_what_only_looks_like_an_architecture_swallows_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0")
     own = ("-gencode=arch=compute_80,code=[sm_80,compute_80]",)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -254,7 +254,8 @@ def _list(value: Any) -> list[str]:
         value = [value]
     if value is None:
         return []
-    if not isinstance(value, Iterable) or not all(isinstance(item, (str, Path)) for item in value):
+    is_list = isinstance(value, Iterable) and not isinstance(value, Mapping)  # a setup.py has {"cxx": [...]}
+    if not is_list or not all(isinstance(item, (str, Path)) for item in value):
         raise TypeError(f"expected a string or a list of strings, got {value!r}")
     for item in map(str, value):
         try:

@@ -169,6 +169,14 @@ def test_a_hint_names_the_arguments_of_the_setup_file(project: Path) -> None:
 
 
 @pytest.mark.nvcc
+def test_a_hint_names_the_extension_for_cuda(project: Path) -> None:
+    (project / "main.cpp").write_text("#include <cuda_runtime.h>\n" + MAIN)
+    text = failure(project)
+    assert "hint: `CUDAExtension`, or `include_dirs=[" in text
+    assert "with_cuda" not in text
+
+
+@pytest.mark.nvcc
 def test_a_hint_names_the_flags_of_nvcc_of_the_setup_file(project: Path) -> None:
     setup = SETUP.replace('{"cxx": ["-DFROM_CXX=5"]}', '{"nvcc": ["-fno-such-flag"]}').replace(
         "CppExtension", "CUDAExtension"

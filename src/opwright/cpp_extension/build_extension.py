@@ -198,7 +198,7 @@ def _name_arguments(text: str) -> str:
     for name, key in (("extra_cuda_cflags", "nvcc"), ("extra_cflags", "cxx")):
         text = re.sub(rf"{name}=(\[[^]]*\])", rf'extra_compile_args={{"{key}": \1}}', text)
         text = text.replace(name, f'extra_compile_args["{key}"]')
-    return text.replace("extra_include_paths", "include_dirs")
+    return text.replace("extra_include_paths", "include_dirs").replace("with_cuda=True", "CUDAExtension")
 
 
 def _split(options: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -140,6 +140,14 @@ def test_an_optional_extension_that_does_not_compile(project: Path) -> None:
     assert value(project) == "1 2 3 a b 5"
 
 
+def test_a_source_that_is_absent(project: Path) -> None:
+    """Setuptools took the error for none of a compiler, and ended the build of the other extensions."""
+    other = 'CppExtension("absent", ["absent.cpp"], optional=True), CppExtension("built"'
+    (project / "setup.py").write_text(SETUP.replace('CppExtension("built"', other, 1))
+    assert "`absent`: there is no such source   [OPW211]" in build(project)
+    assert value(project) == "1 2 3 a b 5"
+
+
 def test_relative_paths_of_flags(project: Path) -> None:
     flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
     (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))

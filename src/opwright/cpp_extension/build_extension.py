@@ -24,7 +24,7 @@ from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
 from opwright.cpp_extension.flag_paths import absolute
-from opwright.cpp_extension.objects import Objects, Source, read_source, system_includes, torch_folder
+from opwright.cpp_extension.objects import Objects, Source, read_named_source, system_includes, torch_folder
 from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
@@ -164,7 +164,8 @@ class BuildExtension(torchs.BuildExtension):
                     cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
                 )
             flags = tuple(absolute(flags, os.getcwd()))
-            made.append(Source(language, read_source(path), path, flags, own_folders, extension.name.split(".")[-1]))
+            text = read_named_source(extension.name, source)
+            made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
 
         def compile_all(watch: Watch) -> tuple[list[Entry], dict[str, float]]:
             now = [source.as_it_is_now() for source in made]

@@ -15,7 +15,7 @@ from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
 from opwright.cpp_extension.flag_paths import absolute, absolute_in_link
-from opwright.cpp_extension.objects import BindingsFailed, Source, read_source, torch_folder
+from opwright.cpp_extension.objects import BindingsFailed, Source, read_named_source, torch_folder
 from opwright.errors import ExtensionError
 
 _CUDA_SUFFIXES = (".cu", ".cuh")
@@ -192,7 +192,7 @@ class _Options:
 
     def file(self, name: str, file: str) -> Source:
         path = Path(os.path.abspath(file))
-        return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", _read(name, file, path), path=path)
+        return self.text("cuda" if file.endswith(_CUDA_SUFFIXES) else "cpp", read_named_source(name, file), path=path)
 
 
 def _finish(extension: Extension, build_directory: Any, verbose: bool) -> ModuleType | str:
@@ -237,15 +237,6 @@ def _check_name(name: str, *, is_module: bool) -> None:
             "the name of an extension must be an identifier" if is_module else "the name must be one of a file",
             hint=f"`{similar or 'my_extension'}`",
         )
-
-
-def _read(name: str, file: str, path: Path) -> str:
-    try:
-        return read_source(path)
-    except (FileNotFoundError, IsADirectoryError):
-        raise ExtensionError(
-            name, "there is no such source", rows=[("got", file), ("at", str(path))], hint="check the path"
-        ) from None
 
 
 def _list(value: Any) -> list[str]:

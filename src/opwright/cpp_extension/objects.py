@@ -28,6 +28,7 @@ from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cpp_extension import precompiled
 from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
+from opwright.errors import ExtensionError
 
 _FORMAT = "extension 4"
 _NAME = "TORCH_EXTENSION_NAME"
@@ -42,6 +43,21 @@ _MAY_NEED_WHOLE = re.compile(
 def read_source(path: Path) -> str:
     """Returns the text of a source; bytes that are not UTF-8, as compilers allow, are surrogates."""
     return path.read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def read_named_source(subject: str, file: str) -> str:
+    """Returns the text of a source that the author of an extension names.
+
+    Raises:
+        ExtensionError: there is no such file.
+    """
+    path = Path(os.path.abspath(file))
+    try:
+        return read_source(path)
+    except (FileNotFoundError, IsADirectoryError):
+        raise ExtensionError(
+            subject, "there is no such source", rows=[("got", file), ("at", str(path))], hint="check the path"
+        ) from None
 
 
 @dataclass(frozen=True)

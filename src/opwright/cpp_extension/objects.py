@@ -21,7 +21,7 @@ from pathlib import Path
 from opwright import settings
 from opwright.backends import cuda
 from opwright.backends.cuda import Nvcc
-from opwright.backends.toolchain import INCLUDE_VARIABLES, Compiler, header_folders
+from opwright.backends.toolchain import INCLUDE_VARIABLES, Compiler, header_folders, machine_identity
 from opwright.build.changes import FileChanged, Watch
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
@@ -107,6 +107,8 @@ class Source:
             own.append(str(self.path))
         if self.language == "cuda":
             own.append(os.environ.get("NVCC_APPEND_FLAGS", ""))
+        if any(flag.endswith("=native") for flag in self.flags):
+            own.append(machine_identity())
         own += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
         parts = [_FORMAT, *own, *torch_identity(), headers_digest(), self.prefix, self.text]
         return digest_of("\0".join(parts).encode(errors="surrogateescape"))[:40]

@@ -1,0 +1,28 @@
+"""What the address of an object is made of, beside the files that are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from opwright.cpp_extension import objects
+from opwright.cpp_extension.objects import Source
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("-march=native",), True),
+        (("-mtune=native",), True),
+        (("-Xcompiler", "-march=native"), True),
+        (("-Xcompiler=-march=native",), True),
+        (("-march=x86-64-v3",), False),
+    ],
+)
+def test_flags_that_mean_another_thing_on_another_cpu(
+    flags: tuple[str, ...], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache on a shared disk gave an object for the CPU of one machine to all others."""
+    source = Source("cpp", "int x;", flags=flags)
+    before = source.key(False)
+    monkeypatch.setattr(objects, "machine_identity", lambda: "another machine")
+    assert (source.key(False) != before) == expected

@@ -26,3 +26,13 @@ def test_flags_that_mean_another_thing_on_another_cpu(
     before = source.key(False)
     monkeypatch.setattr(objects, "machine_identity", lambda: "another machine")
     assert (source.key(False) != before) == expected
+
+
+@pytest.mark.parametrize("variable", ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"])
+def test_flags_that_nvcc_takes_from_the_environment(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVCC_PREPEND_FLAGS changed nothing once an object was kept."""
+    source = Source("cuda", "int x;")
+    monkeypatch.delenv(variable, raising=False)
+    before = source.key(True)
+    monkeypatch.setenv(variable, "-DX")
+    assert source.key(True) != before

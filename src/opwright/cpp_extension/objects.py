@@ -106,7 +106,7 @@ class Source:
         if self.is_debugged:
             own.append(str(self.path))
         if self.language == "cuda":
-            own.append(os.environ.get("NVCC_APPEND_FLAGS", ""))
+            own += [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
         if any(flag.endswith("=native") for flag in self.flags):
             own.append(machine_identity())
         own += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]

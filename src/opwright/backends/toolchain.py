@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -84,12 +85,20 @@ def find_compiler(identities: Path) -> Compiler | None:
         NoCompilerError: OPWRIGHT_CXX names something that is not there.
     """
     named = settings.cxx()
-    candidates = [named] if named else [os.environ.get("CXX") or "c++", "c++", "g++", "clang++"]
+    candidates = [named] if named else [*without_launcher(os.environ.get("CXX", ""))[:1], "c++", "g++", "clang++"]
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
             return Compiler(found, identify(found, identities))
     return None
+
+
+def without_launcher(command: str) -> list[str]:
+    """Returns the words of a compiler's command without ccache or sccache in front of them."""
+    words = shlex.split(command)
+    while words and os.path.basename(words[0]) in ("ccache", "sccache"):
+        words.pop(0)
+    return words
 
 
 def file_signature(path: str) -> str:

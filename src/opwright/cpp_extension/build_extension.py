@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -18,7 +19,7 @@ from setuptools.errors import CompileError
 from torch.utils import cpp_extension as torchs
 
 from opwright.backends import cuda
-from opwright.backends.toolchain import Compiler, identify
+from opwright.backends.toolchain import Compiler, identify, without_launcher
 from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
@@ -214,9 +215,7 @@ def _without_debug(flags: Sequence[str]) -> list[str]:
 
 def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]]:
     """Returns the compiler that setuptools calls, and its flags; ccache and the like are put before it later."""
-    words = list(command)
-    while os.path.basename(words[0]) in ("ccache", "sccache"):
-        words.pop(0)
+    words = without_launcher(shlex.join(command))
     path = shutil.which(words[0])
     if path is None:
         raise NoCompilerError(

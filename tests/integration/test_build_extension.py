@@ -148,6 +148,15 @@ def test_a_source_that_is_absent(project: Path) -> None:
     assert value(project) == "1 2 3 a b 5"
 
 
+def test_debug_information_that_the_environment_asks_for(project: Path) -> None:
+    """A -g of the environment was removed with the one that Python was built with."""
+    found = []
+    for flags in ("-O1", "-g -O1"):
+        build(project, CFLAGS=flags, CXXFLAGS=flags)
+        found.append(b".debug_info" in next(project.glob("build/temp*/main.o")).read_bytes())
+    assert found == [False, True]
+
+
 def test_relative_paths_of_flags(project: Path) -> None:
     flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
     (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))

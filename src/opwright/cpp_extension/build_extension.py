@@ -29,6 +29,7 @@ from opwright.cpp_extension.objects import Objects, Source, read_named_source, s
 from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
+_FLAGS_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")  # which setuptools adds to Python's own
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
 # Held while the compiler, which the threads of `build_ext -j` share, compiles for one extension.
 _building = threading.Lock()
@@ -209,8 +210,12 @@ def _split(options: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _without_debug(flags: Sequence[str]) -> list[str]:
-    """Returns the flags Python was built with but -g: debug information, four fifths of an object, ties it to its place."""
-    return [flag for flag in flags if not re.fullmatch(r"-g[0-3]?", flag)]
+    """Returns the flags Python was built with, without their -g; one that the environment asks for stays.
+
+    Debug information is four fifths of an object, and ties it to its place.
+    """
+    asked = shlex.split(" ".join(os.environ.get(name, "") for name in _FLAGS_VARIABLES))
+    return [flag for flag in flags if flag in asked or not re.fullmatch(r"-g[0-3]?", flag)]
 
 
 def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from opwright.cpp_extension import objects
@@ -26,6 +28,16 @@ def test_flags_that_mean_another_thing_on_another_cpu(
     before = source.key(False)
     monkeypatch.setattr(objects, "machine_identity", lambda: "another machine")
     assert (source.key(False) != before) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "flag", "expected"),
+    [("cuda", "-lineinfo", True), ("cuda", "-G", True), ("cpp", "-g", True), ("cuda", "-O3", False)],
+)
+def test_debug_information_belongs_to_a_place(language: str, flag: str, expected: bool) -> None:
+    """Profilers showed the lines of a kernel in the checkout that was compiled first."""
+    keys = {Source(language, "int x;", Path(place) / "k.cu", flags=(flag,)).key(True) for place in ("/one", "/two")}
+    assert (len(keys) == 2) == expected
 
 
 @pytest.mark.parametrize("variable", ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS"])

@@ -33,6 +33,8 @@ from opwright.errors import ExtensionError
 _FORMAT = "extension 4"
 _NAME = "TORCH_EXTENSION_NAME"
 _CPP_SUFFIXES = (".cpp", ".cc", ".cxx", ".C", ".c++", ".cp", ".CPP")
+# Flags for debug information, which names files: those of GCC, and those of nvcc for device code.
+_DEBUGS = re.compile(r"-g([1-3]|gdb\d?|dwarf.*)?|-G|--device-debug|-lineinfo|--generate-line-info")
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
 _MAY_NEED_WHOLE = re.compile(
     r"not a member|not declared|has not been declared|does not name|no member|no matching function|incomplete type"
@@ -99,7 +101,7 @@ class Source:
     @property
     def is_debugged(self) -> bool:
         """Whether its debug information names its file, so that the file's place belongs to the object."""
-        return any(re.fullmatch(r"-g([1-3]|gdb\d?|dwarf.*)?", flag) for flag in self.flags)
+        return any(_DEBUGS.fullmatch(flag) for flag in self.flags)
 
     def key(self, with_cuda: bool) -> str:
         own = [self.language, str(len(self.folders)), str(bool(self.name)), str(with_cuda), *self.flags]

@@ -57,6 +57,14 @@ def test_a_header_of_the_system_that_changes(how: str, tmp_path: Path, monkeypat
     assert [value(folder) for folder in folders] == [3, 2]
 
 
+def test_white_space_around_a_folder(tmp_path: Path) -> None:
+    """PyTorch strips it; it was part of the name."""
+    (tmp_path / "number.h").write_text("#define NUMBER 6\n")
+    text = HEADER + source("NUMBER")
+    folders = [f"  {tmp_path}\n"]
+    assert load_inline("spaced", text, extra_include_paths=folders, no_implicit_headers=True).value() == 6
+
+
 @pytest.mark.parametrize("through", ["source", "folder"])
 def test_a_header_above_a_folder_belongs_to_its_checkout(through: str, tmp_path: Path) -> None:
     """It was compared where the first checkout has it, and the second one got the first one's module."""

@@ -172,7 +172,7 @@ class _Options:
         self.name = name
         self.cflags = absolute(words(subject, "extra_cflags", _list(cflags)), folder)
         self.cuda_cflags = absolute(words(subject, "extra_cuda_cflags", _list(cuda_cflags)), folder)
-        given = [Path(os.path.abspath(path)) for path in _list(include_paths)]
+        given = [Path(os.path.abspath(path.strip())) for path in _list(include_paths)]
         torchs = torch_folder()  # whose headers are found without it, and lighter ones before them
         self.folders = tuple(path for path in given if not path.is_relative_to(torchs))
 

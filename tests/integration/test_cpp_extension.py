@@ -242,6 +242,26 @@ def test_names_that_are_pytorchs() -> None:
     assert set(dir(torchs)) <= set(dir(ours))
 
 
+@pytest.mark.nvcc
+def test_headers_of_cuda_belong_to_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that was built with another version of CUDA was returned."""
+    from opwright.backends import cuda
+    from opwright.build.store import Store
+
+    real = cuda.find_nvcc(Store().identities)
+    assert real is not None
+    for version in (12, 13):
+        root = tmp_path / str(version)
+        (root / "include").mkdir(parents=True)
+        (root / "include" / "toolkit.h").write_text(f"#define VERSION {version}\n")
+        nvcc = cuda.Nvcc(real.path, f"nvcc {version}", root, real.cudart)
+        monkeypatch.setattr(cuda, "find_nvcc", lambda _, nvcc=nvcc: nvcc)
+        text = "#include <toolkit.h>\n" + source("VERSION")
+        assert load_inline("toolkit", text, with_cuda=True, no_implicit_headers=True).value() == version
+    monkeypatch.setattr(cuda, "find_nvcc", lambda _: None)  # what was built needs none
+    assert load_inline("toolkit", text, with_cuda=True, no_implicit_headers=True).value() in (12, 13)
+
+
 def test_a_toolkit_is_found_where_pytorch_has_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     from opwright.backends import cuda
     from opwright.build.store import Store

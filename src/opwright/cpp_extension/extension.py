@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -20,7 +21,7 @@ from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cpp_extension.flag_paths import linked_files
-from opwright.cpp_extension.objects import Objects, Source, torch_folder
+from opwright.cpp_extension.objects import Objects, Source, identity_of, torch_folder
 from opwright.errors import ExtensionError, NoCompilerError, NoNvccError
 
 _FORMAT = "extension 2"
@@ -84,7 +85,7 @@ def build(extension: Extension) -> tuple[Entry, bool]:
 def _ensure_built(extension: Extension, watch: Watch) -> tuple[Entry, bool]:
     store = Store(folder="extensions")
     compiler = find_compiler(store.identities)
-    identity = compiler.identity if compiler else None
+    identity = _identity(extension, compiler, store)
     entry = store.find(extension.key, identity, extension.roots)
     if entry:
         return entry, False
@@ -101,6 +102,19 @@ def _ensure_built(extension: Extension, watch: Watch) -> tuple[Entry, bool]:
         nvcc = find_nvcc(extension.name, store) if extension.with_cuda else None
         with store.work() as work:
             return _build(extension, compiler, nvcc, store, work, watch), True
+
+
+def _identity(extension: Extension, compiler: Compiler | None, store: Store) -> str | None:
+    """Returns the identity of the compilers of an extension; None, for any, where one of them is absent."""
+    if compiler is None:
+        return None
+    nvcc = None
+    if extension.with_cuda:
+        with contextlib.suppress(NoNvccError):
+            nvcc = cuda.find_nvcc(store.identities)
+        if nvcc is None:
+            return None
+    return identity_of(compiler, nvcc)
 
 
 def find_nvcc(subject: str, store: Store) -> cuda.Nvcc:
@@ -145,7 +159,7 @@ def _build(
     record = BuildRecord(
         request=extension.key,
         library=digest_of((work / store.product).read_bytes()),
-        compiler=compiler.identity,
+        compiler=identity_of(compiler, nvcc),
         files=_files(extension.sources, found) | {str(path): digest for path, digest in digests.items()},
         operators=[],
         seconds=seconds,

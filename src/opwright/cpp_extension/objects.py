@@ -222,11 +222,8 @@ class Objects:
 
     def _known(self, source: Source) -> Entry | None:
         key = source.key(self.nvcc is not None)
-        return self.store.find(key, self._identity(source), source.roots, source.name or self.subject)
-
-    def _identity(self, source: Source) -> str:
-        nvcc = f"; {self.nvcc.identity}" if self.nvcc and source.language == "cuda" else ""
-        return self.compiler.identity + nvcc
+        identity = identity_of(self.compiler, self.nvcc)
+        return self.store.find(key, identity, source.roots, source.name or self.subject)
 
     def _keep(self, source: Source, index: int, seconds: float) -> Entry:
         files, uses_name = self._files_read(source, index)
@@ -236,7 +233,7 @@ class Objects:
             record = BuildRecord(
                 request=key,
                 library=digest_of((work / self.store.product).read_bytes()),
-                compiler=self._identity(source),
+                compiler=identity_of(self.compiler, self.nvcc),
                 files=files,
                 operators=[source.name or self.subject] if uses_name else [],
                 seconds={"compile": seconds},
@@ -402,6 +399,11 @@ def _check(sources: Sequence[Source]) -> None:
 
 def _may_need_whole(source: Source, output: str) -> bool:
     return source.language != "c" and not needs_whole(source.text) and bool(_MAY_NEED_WHOLE.search(output))
+
+
+def identity_of(compiler: Compiler, nvcc: Nvcc | None) -> str:
+    """Returns the identity of what compiles an extension; that of nvcc also stands for the headers of CUDA."""
+    return f"{compiler.identity}; {nvcc.identity}" if nvcc else compiler.identity
 
 
 def torch_folder() -> Path:

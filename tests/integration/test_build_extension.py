@@ -194,6 +194,14 @@ def test_a_hint_names_the_extension_for_cuda(project: Path) -> None:
 
 
 @pytest.mark.nvcc
+def test_a_cuda_extension_without_a_cuda_source(project: Path) -> None:
+    """The headers of CUDA were not found."""
+    (project / "setup.py").write_text(SETUP.replace("CppExtension", "CUDAExtension"))
+    (project / "main.cpp").write_text("#include <cuda_runtime.h>\nstatic_assert(CUDART_VERSION > 0);\n" + MAIN)
+    build(project)
+
+
+@pytest.mark.nvcc
 def test_a_hint_names_the_flags_of_nvcc_of_the_setup_file(project: Path) -> None:
     setup = SETUP.replace('{"cxx": ["-DFROM_CXX=5"]}', '{"nvcc": ["-fno-such-flag"]}').replace(
         "CppExtension", "CUDAExtension"

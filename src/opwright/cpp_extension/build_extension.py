@@ -148,9 +148,15 @@ class BuildExtension(torchs.BuildExtension):
         common = [*(extra_preargs or []), *(["-g"] if debug else [])]
         options, folders = _split(options)
         store = Store()
-        nvcc = find_nvcc(extension.name, store) if any(_language(source) == "cuda" for source in sources) else None
-        apart = {str(path) for path in system_includes(nvcc or cuda.find_nvcc(store.identities))}
-        own_folders = tuple(Path(os.path.abspath(f)) for f in folders if os.path.abspath(f) not in apart)
+        folders = [os.path.abspath(folder) for folder in folders]
+        nvcc = cuda.find_nvcc(store.identities)
+        apart = {str(path) for path in system_includes(nvcc)}
+        names_cuda = not apart.difference(map(str, system_includes(None))).isdisjoint(folders)
+        if any(_language(source) == "cuda" for source in sources):
+            nvcc = find_nvcc(extension.name, store)
+        elif not names_cuda:  # sources in C++ alone may be of a `CUDAExtension`, too
+            nvcc = None
+        own_folders = tuple(Path(folder) for folder in folders if folder not in apart)
         compiler, base = _compiler(getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store)
         if getattr(extension, "py_limited_api", False):
             options.append(_LIMITED_API)

@@ -173,6 +173,14 @@ def test_headers_count_by_content_and_place(tmp_path: Path) -> None:
     assert load("headers", str(tmp_path / "two" / "k.cpp")).value() == 2
 
 
+def test_a_macro_of_the_flags_that_stands_for_the_name() -> None:
+    """The second extension was given the object of the first one, with the name of that one."""
+    text = source(3).replace("TORCH_EXTENSION_NAME", "MODULE_NAME")
+    for name in ("first_name", "second_name"):
+        flags = ["-DMODULE_NAME=TORCH_EXTENSION_NAME"]
+        assert load_inline(name, text, extra_cflags=flags, no_implicit_headers=True).value() == 3
+
+
 def test_standalone_and_library(tmp_path: Path) -> None:
     main = tmp_path / "main.cpp"
     main.write_text('#include <cstdio>\nint main() { std::puts("hello"); }\n')

@@ -247,7 +247,7 @@ class Objects:
         Raises:
             FileChanged: the source or one of them changed meanwhile.
         """
-        uses_name = bool(source.name) and _NAME in source.text
+        uses_name = bool(source.name) and any(_NAME in text for text in (source.text, *source.flags))
         included = []
         body = (self.work / f"{index}.d").read_text().replace("\\\n", " ").split(":", 1)[1]
         apart = self._headers_apart()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,3 +52,23 @@ def test_a_step_that_is_a_composition_is_taken_apart_before_it_is_rounded() -> N
     assert torch.equal(Recording().__torch_dispatch__(torch.ops.aten.matmul.default, (), (a, b)), a @ b)
     assert torch.ops.aten.mm in seen
     assert torch.ops.aten.matmul not in seen
+
+
+def test_rounding_imports_no_compiler(run_python: Callable) -> None:
+    """A mode that PyTorch keeps from being compiled imports torch._dynamo: seconds, and more for each operator."""
+    program = """
+import sys, torch
+from opwright.verify.formulas import Overflow, oracle_formulas
+from opwright.verify.rounding import round_at_random
+def compute(values):
+    with oracle_formulas():
+        return [torch.softmax(values[0], -1)]
+def make():
+    return [torch.ones(3, dtype=torch.float64)]
+for _ in round_at_random(compute, make, 2.0**-24, 2):
+    pass
+with Overflow(1e30, fill=float("nan")):
+    compute(make())
+print("torch._dynamo" in sys.modules)
+"""
+    assert run_python(program).stdout == "False\n"

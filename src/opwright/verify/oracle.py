@@ -602,7 +602,7 @@ def _accumulate_moves(
     yield list(zip(spreads, changes, strict=True))
     if not unit:
         return
-    for moved in round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, 0, MAX_RUNS, product_unit):
+    for moved in round_at_random(reference, lambda: [to_oracle(v) for v in values], unit, MAX_RUNS, product_unit):
         for i, (value, center) in enumerate(zip(moved, exact, strict=True)):
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 distance = (value.double() - center.double()).abs().nan_to_num(0.0, 0.0, 0.0)

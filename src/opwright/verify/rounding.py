@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
+from opwright._torch import tree_map
 from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
 from opwright.verify.modes import Mode
 from opwright.verify.spatial_formulas import terms_of_convolution
@@ -27,85 +27,68 @@ def round_at_random(
     computation: Callable[[list[Any]], Sequence[Any]],
     inputs: Callable[[], list[Any]],
     unit: float,
-    seed: int,
     runs: int,
     product_unit: float = 0.0,
 ) -> Iterator[Sequence[Any]]:
     """Yields what a computation in float64 returns, every time with each result moved by one rounding at random.
 
-    Only the first time it is called, if the others can be played from what was written down of that.
-
     Args:
         inputs: makes the arguments.
         unit: half a unit in the last place of the dtype that is rounded to, relatively.
-        seed: of the random numbers.
         runs: how many times.
         product_unit: the same as `unit` of a type that the inputs of matrix products are rounded to first; 0: of none.
     """
-    first = inputs()
-    recording, rounding = Recording(first), _StochasticRounding(unit, seed, product_unit)
-    rounding.recording = recording
-    leaving = _RoundedLeaving(rounding)
-    with warnings.catch_warnings(record=True) as warned, recording, leaving, rounding:
-        warnings.simplefilter("always")
-        moved = computation(first)
-    recording.end(moved)
-    may_replay = recording.is_complete and not warned  # what an operator that is played warns of, PyTorch prints
-    yield leaving.round(moved)
-    has_tiny = rounding.has_tiny
-    for run in range(1, runs):
-        rounding, values = _StochasticRounding(unit, seed + run, product_unit), inputs()
-        if may_replay:
-            rounding.known_tiny = iter(has_tiny)
-            moved = recording.replay(rounding.run, values)
-        else:
-            leaving = _RoundedLeaving(rounding)
-            with warnings.catch_warnings(), leaving, rounding:
-                warnings.simplefilter("ignore")
-                moved = leaving.round(computation(values))
+    for run in range(runs):
+        # To add one by one once is enough: it is the same every time.
+        rounding, values = _StochasticRounding(unit, run, product_unit, adds_one_by_one=run == 0), inputs()
+        leaving = _RoundedLeaving(rounding)
+        with warnings.catch_warnings(), leaving, rounding:
+            warnings.simplefilter("ignore")
+            moved = leaving.round(computation(values))
         yield moved
-
-
-@dataclass(slots=True)
-class _Step:
-    """A call of an operator, and how far it is moved.
-
-    Attributes:
-        func: the operator; None: what it is given is moved, and that is all.
-        unit: how far the result is moved; None: not at all.
-        moved: which argument is moved before the call; None: none is.
-        unit_before: how far that is.
-        is_long_sum: whether it adds up so many terms that it matters in which order.
-    """
-
-    func: Any
-    kind: _Kind
-    unit: float | None
-    moved: int | None = None
-    unit_before: float = 0.0
-    is_long_sum: bool = False
 
 
 class _StochasticRounding(Rounding):
     """Moves every floating-point result by one rounding, up or down at random: Monte Carlo arithmetic.
 
-    Attributes:
-        recording: where the calls are written down.
-        has_tiny: of each moved tensor, whether it had numbers too small for a relative step.
-        known_tiny: the same, of the run that is played: most have none, and to look costs as much as to move.
+    Args:
+        adds_one_by_one: whether a long sum is moved by what it is off when its terms are added one after the other.
     """
 
-    def __init__(self, unit: float, seed: int, product_unit: float = 0.0) -> None:
+    def __init__(self, unit: float, seed: int, product_unit: float, adds_one_by_one: bool) -> None:
         super().__init__()
-        self.product_unit = product_unit
-        self.unit, self.random = unit, random.Random(seed)
-        self.base_unit = unit
-        self.recording: Recording | None = None
-        self.has_tiny: list[bool] = []
-        self.known_tiny: Iterator[bool] | None = None
+        self.product_unit, self.random = product_unit, random.Random(seed)
+        self.unit = self.base_unit = unit
+        self._adds_one_by_one = adds_one_by_one
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return self._run_and_note(self._step_of(func, args, kwargs), args, kwargs)
+        kind = _kind_of(func)
+        at, terms = kind.count_terms(func, args, kwargs)
+        unit_before = self._sum_unit(terms)
+        unit = max(self.unit, unit_before)
+        is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
+        if kind.is_product:
+            unit, unit_before = max(unit, self.product_unit), self._product_unit(terms) + 2 * self.product_unit
+        elif kind.is_transform:  # it spreads a NaN over all of its results, which sums of products need not do
+            unit, args = self.unit, [torch.where(args[0].isfinite(), args[0], 0), *args[1:]]
+        if at is not None:
+            args = [*args[:at], self._move(args[at], unit_before, False), *args[at + 1 :]]
+        off = self._rounding_of(args, kwargs) if kind.is_difference else None
+        result = func(*args, **kwargs)
+        if off is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            result = result.add_(off)
+        if kind.is_exact:
+            return result
+        if kind.is_in_place:  # it rounds what it leaves
+            if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+                result.copy_(self._move(result, unit, kind.is_flushing))
+            return result
+        factors = args[:2] if kind.is_scaling else ()
+        moved = tree_map(lambda each: self._move(each, unit, kind.is_flushing, factors), result)
+        if is_long_sum and self._adds_one_by_one:
+            off = self._error_one_by_one(func, args, kwargs, result)
+            moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
+        return moved
 
     def in_single_steps(self) -> contextlib.AbstractContextManager[None]:
         return self._in_steps_of(torch.finfo(torch.float32).eps / 2)
@@ -123,39 +106,7 @@ class _StochasticRounding(Rounding):
         with self._in_steps_of(min(unit, torch.finfo(torch.float32).eps / 2)):
             result = formula(*args, **kwargs)
         with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
-            return self._run_and_note(_Step(None, _Kind(), unit), (result,), {})
-
-    def _run_and_note(self, step: _Step, args: Any, kwargs: Any) -> Any:
-        result = self.run(step, args, kwargs)
-        if self.recording is not None:
-            self.recording.note(step, step.func, args, kwargs, result)
-        return result
-
-    def run(self, step: _Step, args: Any, kwargs: Any) -> Any:
-        kind = step.kind
-        if kind.is_transform:  # it spreads a NaN over all of its results, which sums of products need not do
-            args = [torch.where(args[0].isfinite(), args[0], 0), *args[1:]]
-        if step.moved is not None:
-            moved = self._move(args[step.moved], step.unit_before, False)
-            args = [*args[: step.moved], moved, *args[step.moved + 1 :]]
-        terms = self._rounding_of(args, kwargs) if kind.is_difference else None
-        result = args[0] if step.func is None else step.func(*args, **kwargs)
-        if terms is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-            result = result.add_(terms)
-        if step.unit is None:
-            return result
-        if kind.is_in_place:  # it rounds what it leaves
-            if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-                result.copy_(self._move(result, step.unit, kind.is_flushing))
-            return result
-        if isinstance(result, (tuple, list)):
-            moved = [self._move(r, step.unit, kind.is_flushing) for r in result]
-            return moved if isinstance(result, list) else tuple(moved)
-        moved = self._move(result, step.unit, kind.is_flushing, args[:2] if kind.is_scaling else ())
-        if step.is_long_sum and self.recording is not None:  # once is enough: it is the same every time
-            off = self._error_one_by_one(step.func, args, kwargs, result)
-            moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
-        return moved
+            return tree_map(lambda each: self._move(each, unit, False), result)
 
     def _error_one_by_one(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
         """Returns how far a sum is off when terms are added one after the other, in float32 at least.
@@ -175,18 +126,6 @@ class _StochasticRounding(Rounding):
     def move_by_terms(self, value: torch.Tensor, terms: float) -> torch.Tensor:
         """Returns a tensor, each element moved by what a sum of that many terms is off."""
         return self._move(value, max(self.unit, self._sum_unit(terms)), False)
-
-    def _step_of(self, func: Any, args: Any, kwargs: Any) -> _Step:
-        kind = _kind_of(func)
-        moved, terms = kind.count_terms(func, args, kwargs)
-        unit_before = self._sum_unit(terms)
-        unit = max(self.unit, unit_before)
-        if kind.is_product:
-            unit, unit_before = max(unit, self.product_unit), self._product_unit(terms) + 2 * self.product_unit
-        elif kind.is_transform:
-            unit = self.unit
-        is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
-        return _Step(func, kind, None if kind.is_exact else unit, moved, unit_before, is_long_sum)
 
     def _rounding_of(self, args: Any, kwargs: Any) -> torch.Tensor:
         """Returns how far two terms are off when each is off by one rounding, in float32 at least.
@@ -225,29 +164,18 @@ class _StochasticRounding(Rounding):
         if value.is_complex():  # a product of complex numbers cancels in each of its parts
             steps = [self._steps(value) for _ in range(2)]
             return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
-        factors = self._factors(value, unit)
-        tiny = self._where_tiny(value, moves_zeros, scaled)
+        factors, size = self._factors(value, unit), value.abs()
         moved = factors * value
-        if tiny is None:
-            return moved
-        moved = torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
-        # What underflows keeps its sign: the square root of a square is not to become NaN.
-        return moved.where(~tiny | (value != 0), torch.copysign(value.new_tensor(_TINY), value)) if scaled else moved
-
-    def _where_tiny(self, value: torch.Tensor, moves_zeros: bool, scaled: Sequence[Any]) -> torch.Tensor | None:
-        if self.known_tiny is not None and not next(self.known_tiny):
-            return None
-        size = value.abs()
         if size.numel() and size.min() >= _TINY:  # as most are, without NaN, zeros and three passes over the elements
-            self.has_tiny.append(False)
-            return None
+            return moved
         tiny = size < _TINY
         if scaled:
             tiny &= (value != 0) | _underflows(*scaled)
         elif not moves_zeros:
             tiny &= value != 0
-        self.has_tiny.append(bool(tiny.any()))
-        return tiny if self.has_tiny[-1] else None
+        moved = torch.where(tiny, value + (factors - 1).sign() * _TINY, moved)
+        # What underflows keeps its sign: the square root of a square is not to become NaN.
+        return moved.where(~tiny | (value != 0), torch.copysign(value.new_tensor(_TINY), value)) if scaled else moved
 
     def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
         if unit == self.base_unit and value.numel() <= _MAX_STORED:
@@ -493,127 +421,3 @@ _EXACT = packets(
     "neg abs sign clone where cat stack gather index index_select zeros_like ones_like full_like scalar_tensor "
     "arange zeros ones full empty_like maximum minimum clamp relu _to_copy ge gt le lt eq ne"
 )
-
-
-_MAX_RECORDED = 2**21  # 16 MiB in float64: all are kept, and where tensors are large, calls are not what it costs
-# Tags of operators whose result depends on more than their arguments, or is not a tensor: Python may branch on it.
-_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-# What gives numbers to Python without an operator.
-_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.data_ptr}
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """Where a tensor comes from: the n-th of all inputs and results."""
-
-    index: int
-
-
-class Recording(TorchFunctionMode):
-    """What a computation calls while this mode is active.
-
-    It can be played if every tensor in it is an input or the result of an operator, and Python has read no number.
-
-    Attributes:
-        is_complete: whether it can be played.
-    """
-
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        super().__init__()
-        self.is_complete = True
-        self._steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-        self._outputs: Any = None
-        self._slots: dict[Any, _Slot] = {}
-        self._known: dict[int, _Slot] = {}
-        self._kept: list[torch.Tensor] = []  # so that no other tensor gets the memory of one
-        self._elements = 0
-        self._hold(inputs)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS:
-            self._give_up()
-        return func(*args, **(kwargs or {}))
-
-    def note(self, step: Any, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Writes down a call.
-
-        Args:
-            step: what `play` gets for it.
-            func: the operator, or None.
-        """
-        if not self.is_complete:
-            return
-        if func is not None and _is_open(func):
-            self._give_up()
-            return
-        self._steps.append((step, self._refer(tuple(args)), self._refer(kwargs)))
-        self._hold([result])
-
-    def end(self, outputs: Sequence[Any]) -> None:
-        """Writes down what the computation has returned."""
-        self._outputs = self._refer(list(outputs))
-        self._forget()
-
-    def replay(self, run: Callable[[Any, Any, Any], Any], inputs: Sequence[Any]) -> Any:
-        """Calls `run` with each step, its arguments and its keyword arguments; returns the outputs."""
-        tensors = tensors_of(inputs)
-
-        def filled(value: Any) -> Any:
-            if isinstance(value, _Slot):
-                return tensors[value.index]
-            if isinstance(value, (list, tuple)):
-                return [filled(v) for v in value]
-            return value
-
-        with torch.no_grad():
-            for step, args, kwargs in self._steps:
-                result = run(step, filled(args), {name: filled(v) for name, v in kwargs.items()} if kwargs else kwargs)
-                tensors += tensors_of([result])
-        return filled(self._outputs)
-
-    def _refer(self, value: Any) -> Any:
-        """Returns arguments with slots in place of tensors."""
-        if isinstance(value, torch.Tensor):
-            slot = self._known.get(id(value)) or self._slots.get(_place_of(value))
-            if slot is None:
-                self._give_up()
-            return slot
-        if isinstance(value, (list, tuple)):
-            return [self._refer(v) for v in value]
-        if isinstance(value, dict):
-            return {name: self._refer(v) for name, v in value.items()}
-        return value
-
-    def _hold(self, values: Sequence[Any]) -> None:
-        for tensor in tensors_of(values):
-            if (place := _place_of(tensor)) is None:
-                return self._give_up()
-            self._slots[place] = self._known[id(tensor)] = _Slot(len(self._kept))
-            self._kept.append(tensor)
-            self._elements += tensor.numel()
-        if self._elements > _MAX_RECORDED:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        self.is_complete = False
-        self._steps = []
-        self._forget()
-
-    def _forget(self) -> None:
-        self._kept, self._slots, self._known = [], {}, {}
-
-
-@functools.cache
-def _is_open(func: Any) -> bool:
-    return not _TAGS.isdisjoint(func.tags)
-
-
-def _place_of(tensor: torch.Tensor) -> Any:
-    """Returns what two tensors of the same numbers have in common; None if it has no memory of its own.
-
-    Autograd gives out others for what it has saved, so identity is not enough.
-    """
-    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    where = _torch.address_of(tensor.untyped_storage()), tensor.storage_offset()
-    return *where, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()

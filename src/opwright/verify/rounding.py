@@ -57,8 +57,7 @@ class _StochasticRounding(Rounding):
 
     def __init__(self, unit: float, seed: int, product_unit: float, adds_one_by_one: bool) -> None:
         super().__init__()
-        self.product_unit, self.random = product_unit, random.Random(seed)
-        self.unit = self.base_unit = unit
+        self.unit, self.product_unit, self.random = unit, product_unit, random.Random(seed)
         self._adds_one_by_one = adds_one_by_one
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -164,7 +163,7 @@ class _StochasticRounding(Rounding):
         if value.is_complex():  # a product of complex numbers cancels in each of its parts
             steps = [self._steps(value) for _ in range(2)]
             return value + torch.complex(*steps).mul_(unit).mul_(value.abs())
-        factors, size = self._factors(value, unit), value.abs()
+        factors, size = self._steps(value).mul(unit).add_(1), value.abs()
         moved = factors * value
         if size.numel() and size.min() >= _TINY:  # as most are, without NaN, zeros and three passes over the elements
             return moved
@@ -177,23 +176,13 @@ class _StochasticRounding(Rounding):
         # What underflows keeps its sign: the square root of a square is not to become NaN.
         return moved.where(~tiny | (value != 0), torch.copysign(value.new_tensor(_TINY), value)) if scaled else moved
 
-    def _factors(self, value: torch.Tensor, unit: float) -> torch.Tensor:
-        if unit == self.base_unit and value.numel() <= _MAX_STORED:
-            return self._stretch(_stored_factors(value.device, unit), value)
-        return self._steps(value).mul(unit).add_(1)
-
     def _steps(self, value: torch.Tensor) -> torch.Tensor:
-        """Returns how far to move each element, in units."""
-        if value.numel() <= _MAX_STORED:
-            return self._stretch(_stored_steps(value.device), value)
-        return _draw_steps(value.numel(), self.random.getrandbits(62)).to(value.device).view(value.shape)
-
-    def _stretch(self, stored: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Returns numbers of a store, from a place drawn at random."""
-        first = self.random.randrange(_STORED_STEPS - value.numel())
-        if value.is_contiguous():
-            return stored.as_strided(value.shape, value.stride(), first)  # half the time of the two views below
-        return stored[first : first + value.numel()].view(value.shape)
+        """Returns how far to move each element, in units: from a random place of the store if that is large enough."""
+        count = value.numel()
+        if count > _MAX_STORED:
+            return _draw_steps(count, self.random.getrandbits(62)).to(value.device).view(value.shape)
+        first = self.random.randrange(_STORED_STEPS - count)
+        return _stored_steps(value.device)[first : first + count].view(value.shape)
 
 
 class _RoundedLeaving(Leaving):
@@ -225,11 +214,6 @@ _MAX_STORED = _STORED_STEPS // 2
 @functools.cache
 def _stored_steps(device: torch.device) -> torch.Tensor:
     return _draw_steps(_STORED_STEPS, 0).to(device)
-
-
-@functools.cache  # of the dtypes that there are
-def _stored_factors(device: torch.device, unit: float) -> torch.Tensor:
-    return _stored_steps(device).mul(unit).add_(1)
 
 
 def _underflows(a: Any, b: Any) -> Any:

@@ -143,22 +143,16 @@ def _libc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None)
 
 
-def keep_memory() -> bool:
-    """Has the allocator keep what is freed, whatever a candidate has told it; False: it cannot be told."""
-    mallopt = _libc("mallopt")
-    return mallopt is not None and all([mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_MMAP_MAX, 0), mallopt(_PERTURB, 0)])
-
-
 @contextlib.contextmanager
 def kept_memory() -> Iterator[str]:
     """Has the allocator keep what is freed for the next call; yields "keeps", or "default" where it cannot be told."""
-    if not keep_memory():
+    mallopt = _libc("mallopt")
+    if mallopt is None or not all([mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_MMAP_MAX, 0), mallopt(_PERTURB, 0)]):
         yield "default"
         return
     try:
         yield "keeps"
     finally:
-        mallopt = _libc("mallopt")
         for option, value in _USUAL.items():
             mallopt(option, value)
         give_back()

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from opwright.bench.environment import keep_memory
 from opwright.bench.timers import Gpu, Timed, time_fresh, time_interleaved, time_on_gpu
 from opwright.build.store import Store, digest_of
 from opwright.contract.dtypes import short_name
@@ -87,13 +86,7 @@ class CpuBench:
             hooks: `before_block` and `on_result` of `time_interleaved`.
         """
         first = {name: sets[0] for name, sets in calls.items()}
-        timed = time_interleaved(
-            first,
-            seconds,
-            precision=precision,
-            before_sample=keep_memory,  # a candidate may have set the allocator's options
-            **hooks,
-        )
+        timed = time_interleaved(first, seconds, precision=precision, **hooks)
         fresh = time_fresh(first)
         for timing in timed.timings:
             timing.fresh_us = fresh.get(timing.candidate)

@@ -155,7 +155,7 @@ def _read_axes(contract: Contract, maker: Sweep, axes: Mapping[str, Sequence[Any
         CheckError: there is no such axis or argument, or it cannot have one of the values.
     """
     stars = dict.fromkeys(maker.variadics)
-    named = [name for name in maker.names if name not in maker._int_sizes()]
+    named = maker.long_axes()
     arguments = [p.name for p in contract.parameters if not p.is_tensor or p.optional]
     found = {}
     for name, values in axes.items():
@@ -228,7 +228,7 @@ class DeviceSweep(Sweep):
 
 def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
     """Returns sizes that make the largest tensor as large as that of the other operators, whatever its axes are."""
-    free = [name for name in maker.names if name not in maker._int_sizes()]
+    free = maker.long_axes()
     if maker.variadics and not free:
         return {_STAR: [(4096,), (65536,), (1 << 20,), (_MAX_ELEMENTS,)]}
     rows = [(4,), (64,), (512,), (4096,)] if maker.variadics else [()]
@@ -252,8 +252,7 @@ def _with_known_size(types: Iterable[TensorType], sizes: Mapping[str, int]) -> l
 def one_element(operator: Operator, device: torch.device) -> Case:
     """Returns the smallest input there is."""
     maker = DeviceSweep(_read_contract(operator), device)
-    ints = maker._int_sizes()
-    ones = {name: size if name in ints else 1 for name, size in maker.base_sizes().items()}
+    ones = maker.base_sizes() | dict.fromkeys(maker.long_axes(), 1)
     absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}
     family = operator.contract.scalar_family
     dtype = None if family is None else torch.float32 if torch.float32 in family.dtypes else family.dtypes[0]

@@ -39,8 +39,6 @@ _MANY_ROWS = 65_601  # more than a GPU's grid has along its second axis
 # More than a block of threads or its shared memory takes and, where that may cost more, than 16 bits count.
 LONG = {"default": 16_411, "full": 65_601}
 
-EFFORTS = ("default", "full")
-
 _STRIDED = ("transposed", "sliced")  # of LAYOUTS; the last axis of both has a stride other than 1
 _LENGTHS = (1, 5)  # of lists, beside the usual one
 # Sizes of the tensors of a list, where each may have its own: the first is neither always the largest nor the smallest.
@@ -110,7 +108,7 @@ class Sweep:
         """Makes a sweep.
 
         Args:
-            effort: one of EFFORTS: how many cases there are of each kind.
+            effort: how many cases there are of each kind: "default" or "full".
             forward: for a backward, the contract and the reference of its operator: arguments that are
                 outputs of it are computed, because not every tensor can be one.
         """
@@ -146,7 +144,7 @@ class Sweep:
     def large_sizes(self, options: Mapping[str, Any] | None = None) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes for large cases: enough elements for all threads, and not many more."""
         sizes = self.base_sizes(_LARGE, options)
-        free = [name for name in self.names if name not in self._int_sizes()]
+        free = self.long_axes()
         batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], _MOST_ELEMENTS // _LARGE_BATCH[0] // 2 * 2 - 1)
 
         def elements() -> int:
@@ -166,7 +164,7 @@ class Sweep:
     def aligned_sizes(self, options: Mapping[str, Any] | None = None) -> tuple[dict[str, int], tuple[int, ...]]:
         """Returns sizes that are multiples of every vector width, for more than 64k elements."""
         sizes, rows = self.base_sizes(_ALIGNED, options), 8
-        free = [name for name in self.names if name not in self._int_sizes()]
+        free = self.long_axes()
         least = _ALIGNED_ELEMENTS * (16 if self.effort == "full" else 1)
 
         def elements() -> int:
@@ -200,7 +198,7 @@ class Sweep:
         is_full, is_main = self.effort == "full", place == 0
         yield from self._small_cases(dtype, first, others, place)
         # Enough elements for all special values, also where there is no other axis than those of the batch.
-        rows = (5,) if set(self.names) - set(self._int_sizes()) else (_LARGE[0],)
+        rows = (5,) if self.long_axes() else (_LARGE[0],)
         for number, options in enumerate((first, *others)):
             (large, large_batch), (aligned, aligned_batch) = self.large_sizes(options), self.aligned_sizes(options)
             turn = number + place
@@ -221,7 +219,7 @@ class Sweep:
                 yield self.make(f"large, {layout}", dtype, large, large_batch, first, layout=layout)
             yield self.make("large, mixed layouts", dtype, large, large_batch, first, layout=self._mixed_layouts(1))
         # Two columns: of one, softmax and its like are constant.
-        two = {name: size if name in self._int_sizes() else 2 for name, size in large.items()}
+        two = large | dict.fromkeys(self.long_axes(), 2)
         if self._has_variadic and (is_main or is_full):
             yield self.make("many rows", dtype, two, (_MANY_ROWS,), first)
         if self._is_summed_over_batch and (is_full or dtype == dtypes[-1]):
@@ -263,7 +261,7 @@ class Sweep:
         is_full = self.effort == "full"
         base = self.base_sizes()
         batch = (2, 3)
-        ones = {name: size if name in self._int_sizes() else 1 for name, size in base.items()}
+        ones = base | dict.fromkeys(self.long_axes(), 1)
         for options in [first, *others] if not place else [first]:
             yield self.make("one element", dtype, ones, (1,), options)
         if self.variadics:
@@ -325,11 +323,8 @@ class Sweep:
         names = [p.name for p in self.contract.tensors if p.type.family.has_floats]
         if one_by_one and len(names) > 1:
             for name in names:
-                label = f"special values in {name}"
-                yield self.make(label, dtype, sizes, rows, options, special={name: 0})
-        if len(names) > 1 and one_by_one:
-            equal = dict.fromkeys(names, 0)
-            yield self.make("equal special values", dtype, sizes, rows, options, special=equal)
+                yield self.make(f"special values in {name}", dtype, sizes, rows, options, special={name: 0})
+            yield self.make("equal special values", dtype, sizes, rows, options, special=dict.fromkeys(names, 0))
         base = self.base_sizes()
         single = [p.name for p in self.contract.tensors if p.name in names and not p.type.axes] if one_by_one else []
         for (shift, what), name in itertools.product(((2, "infinity"), (3, "-infinity"), (4, "NaN")), single):
@@ -368,10 +363,8 @@ class Sweep:
     ) -> Iterator[tuple[str, dict[str, int], tuple[int, ...]]]:
         if self.variadics:
             yield "empty batch", dict(base), (0,)
-        ints = self._int_sizes()
-        for name in self.names:
-            if name not in ints:
-                yield f"empty {name}", {**base, name: 0}, batch
+        for name in self.long_axes():
+            yield f"empty {name}", {**base, name: 0}, batch
 
     def option_sets(self) -> list[dict[str, Any]]:
         """Returns combinations of options: the defaults, each option changed alone, others until all pairs are covered.

@@ -64,7 +64,7 @@ class Target:
         operator: the operator behind it; None for a callable.
         device: where it runs.
         current: the case that was given out last.
-        effort: how many cases there are: one of `EFFORTS`.
+        effort: how many cases there are: "default" or "full".
         oracle: says what results must be, here or in another process.
         key: what the target is called among those of its candidate: a prefix.
         memo: what the oracle has said, where several candidates meet the same cases.

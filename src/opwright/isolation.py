@@ -141,7 +141,7 @@ class Worker:
         for descriptor in (self._events, self._output):
             os.set_blocking(descriptor, False)
         self._unread, self._kept, self._printed, self._prints = b"", b"", 0, True
-        self._first_bytes, self._is_ready = self._process.resident_bytes(), self._process.is_ready
+        self._first_bytes, self._is_ready = resident_bytes(self._process.pid), self._process.is_ready
         self._seen, self._moved, self._ended_by, self._is_closed = b"", time.monotonic(), "", False
         self.running, self.is_done, self.is_over = Running(), False, False
 
@@ -196,7 +196,7 @@ class Worker:
             if "done" in event:
                 self.is_done = True
             elif "ready" in event:
-                self._first_bytes, self._is_ready = self._process.resident_bytes(), True
+                self._first_bytes, self._is_ready = resident_bytes(self._process.pid), True
             elif "raised" in event:
                 self._ended_by = f"raised {event['raised']}"
             else:
@@ -218,7 +218,7 @@ class Worker:
         most = self._limits.memory_bytes or _MEMORY_SHARE * self._free
         if not self._is_ready:  # PyTorch and CUDA take some until it is
             most = max(most, self._free // 2)
-        if self._process.resident_bytes() - self._first_bytes > most:
+        if resident_bytes(self._process.pid) - self._first_bytes > most:
             return f"{_TOOK_MEMORY} {most / 2**30:.3g} GiB of memory"
         calls = self._calls[:]
         if calls != self._seen:
@@ -338,9 +338,6 @@ class Spawn:
         _kill_group(self.pid)
         self._popen.wait()
 
-    def resident_bytes(self) -> int:
-        return resident_bytes(self.pid)
-
 
 class Fork:
     """A copy of this process that runs a function and ends.
@@ -403,10 +400,6 @@ class Fork:
         self.poll(0)
         self._done.set()
         self._thread.join()  # one that runs on while the interpreter ends may bring it down
-
-    def resident_bytes(self) -> int:
-        """Returns how much memory it has, that it shares with its parent included."""
-        return resident_bytes(self.pid)
 
 
 def spawn(

@@ -10,7 +10,6 @@ Source: T. J. Dekker, A Floating-Point Technique for Extending the Available Pre
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -50,11 +49,6 @@ def _constant(parts: Sequence[float], like: Tensor) -> Pair:
     return Pair(high, low)
 
 
-def _quotient(fraction: Fraction, like: Tensor) -> Pair:
-    return _constant(_parts_of(fraction), like)
-
-
-@functools.cache  # of the coefficients below
 def _parts_of(fraction: Fraction) -> tuple[float, float]:
     high = float(fraction)
     return high, float(fraction - Fraction(high))
@@ -211,20 +205,28 @@ def _scaled(a: Pair, exponent: Tensor) -> Pair:
     return renormalize(a.high * factors[0] * factors[1], a.low * factors[0] * factors[1])
 
 
-def _series(coefficients: Sequence[Fraction], a: Pair) -> Pair:
+def _series(coefficients: Sequence[Sequence[float]], a: Pair) -> Pair:
     """Returns a polynomial, its coefficients from the constant one on."""
-    found = _quotient(coefficients[-1], a.high)
+    found = _constant(coefficients[-1], a.high)
     for coefficient in reversed(coefficients[:-1]):
-        found = add(multiply(found, a), _quotient(coefficient, a.high))
+        found = add(multiply(found, a), _constant(coefficient, a.high))
     return found
 
 
 # 2^k / (1 * 3 * ... * (2k + 1))
-_ERROR_SERIES = [Fraction(4**k * math.factorial(k), math.factorial(2 * k + 1)) for k in range(90)]
-_EXPONENTIAL = [Fraction(1, math.factorial(k + 1)) for k in range(9)]
-_HYPERBOLIC = [Fraction(1, 2 * k + 1) for k in range(24)]
-_SINE = [Fraction((-1) ** k, math.factorial(2 * k + 1)) for k in range(15)]
-_COSINE = [Fraction((-1) ** k, math.factorial(2 * k)) for k in range(15)]
+_ERROR_SERIES = [_parts_of(Fraction(4**k * math.factorial(k), math.factorial(2 * k + 1))) for k in range(90)]
+_EXPONENTIAL = [_parts_of(Fraction(1, math.factorial(k + 1))) for k in range(9)]
+_HYPERBOLIC = [_parts_of(Fraction(1, 2 * k + 1)) for k in range(24)]
+_SINE = [_parts_of(Fraction((-1) ** k, math.factorial(2 * k + 1))) for k in range(15)]
+_COSINE = [_parts_of(Fraction((-1) ** k, math.factorial(2 * k))) for k in range(15)]
+
+
+def _divide_with_rest(a: Pair, parts: Sequence[float]) -> tuple[Tensor, Pair]:
+    """Returns the nearest whole number of times that a constant is in a number, and what is left of that."""
+    count = (a.high / parts[0]).round()
+    for part in parts:
+        a = subtract(a, _two_product(count, torch.full_like(count, part)))
+    return count, a
 
 
 def _small_exponential(a: Pair) -> Pair:
@@ -237,11 +239,7 @@ def _small_exponential(a: Pair) -> Pair:
 
 
 def exponential(a: Pair) -> Pair:
-    inside = _clamped(a, 800.0)
-    count = (inside.high / _LN2[0]).round()
-    rest = inside
-    for part in _LN2:
-        rest = subtract(rest, _two_product(count, torch.full_like(count, part)))
+    count, rest = _divide_with_rest(_clamped(a, 800.0), _LN2)
     found = add(_small_exponential(rest), pair(1.0, a.high))
     found = _scaled(found, count.nan_to_num(0.0).clamp(-1200, 1200))
     plain = a.high.exp()
@@ -314,11 +312,7 @@ def hyperbolic_tangent(a: Pair) -> Pair:
 
 
 def _sine_and_cosine(a: Pair) -> tuple[Pair, Pair]:
-    inside = _clamped(a, MAX_ANGLE)
-    count = (inside.high / _HALF_PI[0]).round()
-    rest = inside
-    for part in _HALF_PI:
-        rest = subtract(rest, _two_product(count, torch.full_like(count, part)))
+    count, rest = _divide_with_rest(_clamped(a, MAX_ANGLE), _HALF_PI)
     squared = multiply(rest, rest)
     sine, cosine = multiply(rest, _series(_SINE, squared)), _series(_COSINE, squared)
     quarter = torch.remainder(count, 4)

@@ -42,7 +42,6 @@ __all__ = [
     "DispatchKeySet",
     "OpOverload",
     "OpOverloadPacket",
-    "TorchDispatchMode",
     "TreeSpec",
     "functorch",
     "keystr",
@@ -54,6 +53,22 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
 ]
+
+
+class DispatchMode(TorchDispatchMode):
+    """Computes the operators of PyTorch that are called while it is active."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first call imports torch._dynamo, which takes a second, and each is called by it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.compute(func, args, kwargs or {})
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the result of an operator; this mode is not active meanwhile."""
+        raise NotImplementedError
+
 
 # --- what is active ------------------------------------------------------------------------------------
 

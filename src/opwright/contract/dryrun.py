@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright._torch import TorchDispatchMode
+from opwright._torch import DispatchMode
 from opwright.contract.axes import Computed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Contract, Output, TensorType
 from opwright.contract.declaration import Declaration
@@ -40,7 +40,7 @@ _OTHER_BATCHES = ((), (1,), (3,), (1, 1), (1, 3), (2, 1), (4, 2, 3), (6,), (3, 2
 _DATA_TAGS = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(DispatchMode):
     """Sees every PyTorch operator that the reference calls.
 
     Attributes:
@@ -56,12 +56,7 @@ class _Watch(TorchDispatchMode):
         self.data_operator: str | None = None
         self.may_draw = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first call imports torch._dynamo, which takes a second
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags and not self.declaration.random:
             self.may_draw = True
             if _draws(func, args, kwargs):

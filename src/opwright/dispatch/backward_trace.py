@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright import _torch
-from opwright._torch import FakeTensor, FakeTensorMode, OpOverload, TorchDispatchMode, tree_iter, tree_leaves
+from opwright._torch import DispatchMode, FakeTensor, FakeTensorMode, OpOverload, tree_iter, tree_leaves
 from opwright.dispatch.compiled import compiled
 from opwright.dispatch.lock import lock
 
@@ -134,7 +134,7 @@ def _without_data(values: Sequence[Any]) -> list[Any]:
     ]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Notes every operator that runs below autograd."""
 
     def __init__(self) -> None:
@@ -142,16 +142,11 @@ class _Recorder(TorchDispatchMode):
         self.steps: list[_Step] = []
         self._is_forward = True
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise each operator is called through torch._dynamo's wrapper
-
     def end_forward(self) -> None:
         """Says that what follows belongs to the backward."""
         self._is_forward = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         # `as_strided` counts from the start of the memory, which differs between tensors of one signature.
         if (
             not isinstance(func, OpOverload)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from opwright import _torch
-from opwright._torch import TorchDispatchMode, tree_leaves, tree_map
+from opwright._torch import DispatchMode, tree_leaves, tree_map
 from opwright.contract.axes import Computed, Fixed, Named, Variadic
 from opwright.contract.contract import Contract, Parameter, TensorType
 from opwright.contract.domains import Index
@@ -567,7 +567,7 @@ def _is_close(parts: Sequence[torch.Tensor], whole: torch.Tensor, placement: Pla
     )
 
 
-class _Following(TorchDispatchMode):
+class _Following(DispatchMode):
     """Follows placements through the operators of a reference, by PyTorch's own rules for two ranks.
 
     The operators run on whole tensors. One that would want its arguments placed otherwise, or whose result Python looks
@@ -583,16 +583,11 @@ class _Following(TorchDispatchMode):
             self._keep(tensor, placement)
         self.has_failed = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first call imports torch._dynamo, which takes a second
-
     def placement_of(self, tensor: torch.Tensor) -> Placement:
         """Returns how a tensor is placed; one that was made from numbers alone is the same everywhere."""
         return self._spec_of(tensor).placements[0]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         specs = {id(t): self._spec_of(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         result = func(*args, **kwargs)
         made = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]

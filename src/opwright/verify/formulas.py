@@ -21,10 +21,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from opwright import _torch
-from opwright._torch import get_decompositions, tree_leaves, tree_map
+from opwright._torch import DispatchMode, get_decompositions, tree_leaves, tree_map
 from opwright.contract.memory import overlaps_itself
 from opwright.verify import spatial_formulas
-from opwright.verify.modes import Mode
 from opwright.verify.tensors import tensors_of
 
 _aten = torch.ops.aten
@@ -160,7 +159,7 @@ class NeedsSingle(Exception):
     """Raised where a reference reads the bits of a tensor that it has cast to float32."""
 
 
-class WidenCasts(Mode):
+class WidenCasts(DispatchMode):
     """Computes in float64 what a reference casts to float32, and what it makes of integers in float32.
 
     Attributes:
@@ -188,7 +187,7 @@ class WidenCasts(Mode):
         return result
 
 
-class _OracleFormulas(Mode):
+class _OracleFormulas(DispatchMode):
     """Computes operators in float64 by formulas that are fit for an oracle, within another mode step by step."""
 
     def __init__(self, widens_casts: bool) -> None:
@@ -240,7 +239,7 @@ def _widen(value: Any) -> Any:
     return value.to(torch.float64) if is_narrow else value
 
 
-class Rounding(Mode):
+class Rounding(DispatchMode):
     """Rounds the result of each operator that is one step."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from opwright import _torch
-from opwright._torch import decomposition_table, return_and_correct_aliasing, tree_map
+from opwright._torch import DispatchMode, decomposition_table, return_and_correct_aliasing, tree_map
 from opwright.verify import double_double as dd
 from opwright.verify.double_double import Pair, pair
 from opwright.verify.formulas import STABLE_FORMULAS, packets
-from opwright.verify.modes import Mode
 from opwright.verify.tensors import tensors_of
 
 _DRAWS, _MULTIPLE = 4, 16.0  # so few draws rarely meet the largest error
@@ -162,7 +161,7 @@ def _pair_of(value: Any, like: Tensor | None = None) -> Pair:
     return Pair(value.high, value.low) if isinstance(value, _Wide) else pair(value, like)
 
 
-class _Pairs(Mode):
+class _Pairs(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._open: list[Any] = []  # operators whose decompositions are being computed

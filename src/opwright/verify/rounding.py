@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright._torch import tree_map
+from opwright._torch import DispatchMode, tree_map
 from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
-from opwright.verify.modes import Mode
 from opwright.verify.spatial_formulas import terms_of_convolution
 from opwright.verify.tensors import copy_of, tensors_of
 
@@ -259,7 +258,7 @@ class _Kind:
     is_scaling: bool = False
 
 
-class PositiveSums(Mode):
+class PositiveSums(DispatchMode):
     """Makes sums that are zero positive, as those are that start from 0, or from a + x (b - a).
 
     But not those of two inputs as they are given: such a sum starts from one of them.
@@ -284,7 +283,22 @@ class PositiveSums(Mode):
         return result
 
 
-class _NotesSingle(Mode):
+class OperatorWatch(DispatchMode):
+    """Notes the operators of PyTorch that are called, and the size of the largest tensor that one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Any] = []
+        self.largest = 0
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        result = func(*args, **kwargs)
+        self.operators.append(func.overloadpacket)
+        self.largest = max([self.largest, *(t.numel() for t in tensors_of([result]))])
+        return result
+
+
+class _NotesSingle(DispatchMode):
     """Notes whether an operator rounds its result to float32 or a shorter type."""
 
     def __init__(self) -> None:

@@ -13,9 +13,8 @@ from opwright.contract.sweep import Case
 from opwright.errors import ContractError, plural
 from opwright.verify.compare import Difference
 from opwright.verify.devices import CPU
-from opwright.verify.modes import OperatorWatch
 from opwright.verify.oracle_process import Computation, Output, frames_of
-from opwright.verify.rounding import SCATTERED_SUMS
+from opwright.verify.rounding import SCATTERED_SUMS, OperatorWatch
 from opwright.verify.target import Target
 from opwright.verify.tensors import are_same, copy_of, tensors_of
 

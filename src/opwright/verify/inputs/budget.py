@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opwright.contract.sweep import Case
-from opwright.verify.modes import OperatorWatch
 from opwright.verify.oracle import few_threads, to_oracle
+from opwright.verify.rounding import OperatorWatch
 from opwright.verify.tensors import count_elements
 
 PART = 8

@@ -66,6 +66,14 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
     return fill(shape)
 
 
+def in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
+    """Returns these values in a memory layout; in an expanded one the first entry everywhere."""
+    values = values.detach()
+    if layout == "expanded":
+        return values[:1].clone().expand(values.shape) if values.ndim else values
+    return lay_out(values.new_zeros, tuple(values.shape), layout).copy_(values)
+
+
 def with_special_values(
     noise: torch.Tensor, dtype: torch.dtype, shift: int = 0, apart: bool = False, domain: Range | None = None
 ) -> torch.Tensor:

@@ -14,7 +14,7 @@ from opwright.contract.axes import Computed, Fixed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Bindings, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
 from opwright.contract.dtypes import Family, short_name
-from opwright.contract.fill import LAYOUTS, lay_out
+from opwright.contract.fill import LAYOUTS, in_layout
 from opwright.contract.sweep import domain_in, integers_in, nearest_in, within
 from opwright.errors import CheckError, ContractError
 from opwright.testing.arguments import Inputs, inputs_from
@@ -326,7 +326,7 @@ class _Maker:
         values = self._values(draw, parameter, tuple(shape), dtype, sizes)
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
-        return _in_layout(values, layout)
+        return in_layout(values, layout)
 
     def _dtypes(self, family: Family) -> tuple[torch.dtype, ...]:
         return tuple(dtype for dtype in family.dtypes if short_name(dtype) in self.dtypes) or family.dtypes
@@ -418,12 +418,3 @@ def _spread(first: Any, shares: torch.Tensor, given: Ends | None, dtype: torch.d
     low = given[0] if given else 0
     between = low + (first - low) * shares.abs()
     return between if dtype.is_floating_point else between.floor()
-
-
-def _in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Returns these values in a memory layout; in an expanded one the first entry everywhere."""
-    shape = tuple(values.shape)
-    if layout == "expanded":
-        return lay_out(lambda wanted: values[:1].clone() if shape else values, shape, layout)
-    laid = lay_out(lambda wanted: torch.zeros(wanted, dtype=values.dtype), shape, layout)
-    return laid.copy_(values)

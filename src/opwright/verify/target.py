@@ -15,7 +15,7 @@ from opwright._torch import tree_map
 from opwright.contract.contract import Contract
 from opwright.contract.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
 from opwright.contract.domains import Range
-from opwright.contract.fill import lay_out
+from opwright.contract.fill import in_layout
 from opwright.contract.likely import find_likely
 from opwright.contract.precision import Precision
 from opwright.contract.sweep import Case, Sweep
@@ -565,14 +565,7 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
 
 def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
     pending = itertools.cycle(layouts)
-
-    def put(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        empty = lay_out(lambda shape: torch.zeros(shape, dtype=value.dtype), tuple(value.shape), next(pending))
-        return empty.copy_(value)
-
-    return tree_map(put, values)
+    return tree_map(lambda v: in_layout(v, next(pending)) if isinstance(v, torch.Tensor) else v, values)
 
 
 def _extent(value: Any) -> str:

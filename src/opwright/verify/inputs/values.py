@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.fill import APART, LAYOUTS, lay_out
+from opwright.contract.fill import APART, LAYOUTS, in_layout
 from opwright.contract.sweep import Case
 from opwright.verify.callables import Callables
 from opwright.verify.inputs.sweep import ZEROS
@@ -94,11 +94,11 @@ def derived_cases(
         is_deep = any(case.values[i].ndim > 2 for i in tensors)
         for layout in (*LAYOUTS, APART) if is_deep else LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
-                changed = _with(case, layout, {i: _lay_out(case.values[i], layout) for i in tensors})
+                changed = _with(case, layout, {i: in_layout(case.values[i], layout) for i in tensors})
                 yield from _first(accepts, [changed], is_finite=False)
         if len(tensors) > 1:
             layouts = zip(tensors, itertools.cycle(_MIXED))  # no end of them
-            changed = _with(case, "mixed layouts", {i: _lay_out(case.values[i], layout) for i, layout in layouts})
+            changed = _with(case, "mixed layouts", {i: in_layout(case.values[i], layout) for i, layout in layouts})
             yield from _first(accepts, [changed], is_finite=False)
 
 
@@ -286,10 +286,3 @@ def _with(case: Case, what: str, changes: dict[int, torch.Tensor]) -> Case:
         for i, v in enumerate(case.values)
     ]
     return Case(f"{case.label}, {what}", tuple(values), case.options)
-
-
-def _lay_out(tensor: torch.Tensor, layout: str) -> torch.Tensor:
-    if layout == "expanded":
-        return tensor.detach()[:1].clone().expand(tensor.shape) if tensor.ndim else tensor.detach()
-    made = lay_out(lambda shape: torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), tensor.shape, layout)
-    return made.copy_(tensor.detach())

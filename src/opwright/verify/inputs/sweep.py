@@ -66,14 +66,11 @@ def _far_and_zero(sweep: Sweep, dtype: torch.dtype | None) -> Iterator[Case]:
     """Yields zeros, whose norm may be a divisor, and numbers whose squares are large beside their variance."""
     floats = [p for p in sweep.contract.tensors if p.type.family.has_floats]
     far = {p.name: partial(_far, i) for i, p in enumerate(floats) if domain_in(p, {}) is None}
-    for label, filled in ((f"{ZEROS} all tensors", {p.name: _zeros for p in floats}), ("numbers near 100", far)):
+    zeros = {p.name: lambda shape, dtype: torch.zeros(shape, dtype=dtype) for p in floats}
+    for label, filled in ((f"{ZEROS} all tensors", zeros), ("numbers near 100", far)):
         if filled:
             options = sweep.option_sets()[0]
             yield sweep.make(label, dtype, sweep.base_sizes(), (_ROWS,), options, filled=filled)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype)
 
 
 def _far(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -208,13 +208,16 @@ def _other_values(
         zeros = {at: torch.zeros_like(case.values[at]) for at in free}
         yield from _first(accepts, [_with(case, f"{ZEROS} all arguments", zeros)], is_real=True)
     for at in free:
-        for what, values in _with_infinities(case.values[at]):
-            changed = _with(case, f"a row of argument {at} {what}", {at: values})
+        width = case.values[at].shape[-1] if case.values[at].ndim else 1
+        # What masks leave. What is right for +inf may depend on the formula: inf - inf * x, say, is (1 - x) * inf.
+        for what, where in (("-inf last", slice(width - 1, None)), ("all -inf", slice(None))):
+            masked = _with_in_first_row(case.values[at], where, -math.inf)
+            changed = _with(case, f"a row of argument {at} {what}", {at: masked})
             # A NaN of the reference may come from its formula: infinity less infinity; and so may a zero.
             if accepts(changed, is_finite=False, is_number=True, is_real=True) and is_limit(changed, at):
                 yield changed
         # Alone in its row: beside an infinity, a NaN of the result may come from that.
-        middle = (case.values[at].shape[-1] if case.values[at].ndim else 1) // 2
+        middle = width // 2
         single = _with_in_first_row(case.values[at], slice(middle, middle + 1), math.nan)
         changed = _with(case, f"a row of argument {at} with one NaN", {at: single})
         yield from _first(accepts, [changed], is_finite=False, is_real=True)
@@ -254,17 +257,8 @@ def _offer(tensor: torch.Tensor, numbers: Sequence[float], is_finite: bool) -> I
     yield from (filled, filled.abs(), filled.clamp(0, 1)) if is_finite else (filled,)
 
 
-def _with_infinities(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields copies in float64 whose first row, along the last axis, ends in what masks leave, or holds nothing else.
-
-    That is -inf. What is right for +inf may depend on the formula: inf - inf * x, say, is (1 - x) * inf.
-    """
-    width = tensor.shape[-1] if tensor.ndim else 1
-    yield "-inf last", _with_in_first_row(tensor, slice(width - 1, None), -math.inf)
-    yield "all -inf", _with_in_first_row(tensor, slice(None), -math.inf)
-
-
 def _with_in_first_row(tensor: torch.Tensor, where: slice, number: float) -> torch.Tensor:
+    """Returns a copy in float64 with a number at some places of its first row, along the last axis."""
     changed = tensor.detach().double().reshape(-1, tensor.shape[-1] if tensor.ndim else 1).clone()
     changed[0, where] = number
     return changed.view(tensor.shape)

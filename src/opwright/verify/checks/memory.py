@@ -131,7 +131,7 @@ def _free_blocks() -> list[ctypes.c_void_p]:
     held = []
     size = 2**32
     while size >= _LARGE_BLOCK_BYTES:
-        address = _malloc()(size)
+        address = _libc().malloc(size)
         if address and not _is_of_system(address):
             held.append(ctypes.c_void_p(address))
             continue
@@ -165,14 +165,9 @@ def _can_measure() -> bool:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-@cache
-def _malloc() -> Any:
-    malloc = _libc().malloc
-    malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    return malloc
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    return library
 
 
 # --- leaks -------------------------------------------------------------------------------------------------

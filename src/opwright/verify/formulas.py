@@ -34,6 +34,12 @@ def packets(names: str) -> frozenset[Any]:
     return frozenset(getattr(_aten, name) for name in names.split())
 
 
+@functools.cache
+def is_view(func: Any) -> bool:
+    """Returns whether an operator gives a view of what it takes."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in _torch.schema_of(func).returns)
+
+
 _STEPS = get_decompositions(
     packets(
         "addcdiv addcmul binary_cross_entropy binary_cross_entropy_backward elu elu_backward gelu gelu_backward glu "

@@ -20,7 +20,7 @@ from opwright import _torch
 from opwright._torch import DispatchMode, decomposition_table, return_and_correct_aliasing, tree_map
 from opwright.verify import double_double as dd
 from opwright.verify.double_double import Pair, pair
-from opwright.verify.formulas import STABLE_FORMULAS, packets
+from opwright.verify.formulas import STABLE_FORMULAS, is_view, packets
 from opwright.verify.tensors import tensors_of
 
 _DRAWS, _MULTIPLE = 4, 16.0  # so few draws rarely meet the largest error
@@ -180,7 +180,7 @@ class _Pairs(DispatchMode):
         if kind in _ON_HIGH:
             return tree_map(_widen, func(*tree_map(_high, args), **tree_map(_high, kwargs)))
         is_composite = _torch.can_decompose(func)  # of views and others, before autograd sees them
-        if kind in _MOVES or (_is_view(func) and not is_composite):
+        if kind in _MOVES or (is_view(func) and not is_composite):
             return _move_elements(func, args, kwargs)
         result = _ARITHMETIC[kind](*args, **kwargs) if kind in _ARITHMETIC else NotImplemented
         if result is not NotImplemented:
@@ -220,11 +220,6 @@ def _writes(func: Any) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write for a in _torch.schema_of(func).arguments)
 
 
-@functools.cache
-def _is_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in _torch.schema_of(func).returns)
-
-
 def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
     """Moves elements: the high parts, and the low ones in the same way. Numbers that are filled in have no low part."""
     names = [a.name for a in _torch.schema_of(func).arguments]
@@ -247,7 +242,7 @@ def _move_elements(func: Any, args: Any, kwargs: Any) -> Any:
         made = _Wide(high, low) if high.dtype == torch.float64 else high
     else:
         made = type(high)(map(_Wide, high, low))
-    return return_and_correct_aliasing(func, args, kwargs, made) if _is_view(func) else made
+    return return_and_correct_aliasing(func, args, kwargs, made) if is_view(func) else made
 
 
 _FILLED_IN = ("value", "fill_value", "self", "other")  # of masked_fill, constant_pad_nd, where with a number

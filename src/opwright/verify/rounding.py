@@ -8,14 +8,13 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from opwright import _torch
 from opwright._torch import DispatchMode, tree_map
-from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, packets
+from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, is_view, packets
 from opwright.verify.spatial_formulas import terms_of_convolution
 from opwright.verify.tensors import copy_of, tensors_of
 
@@ -60,29 +59,29 @@ class _StochasticRounding(Rounding):
         self._adds_one_by_one = adds_one_by_one
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        kind = _kind_of(func)
-        at, terms = kind.count_terms(func, args, kwargs)
+        kind = func.overloadpacket
+        at, terms = _TERMS[kind](func, args, kwargs) if kind in _TERMS else (None, 0)
         unit_before = self._sum_unit(terms)
         unit = max(self.unit, unit_before)
         is_long_sum = terms >= _LONG_SUM and func in _PLAIN_SUMS and args[0].dtype == torch.float64
-        if kind.is_product:
+        if kind in _PRODUCTS:
             unit, unit_before = max(unit, self.product_unit), self._product_unit(terms) + 2 * self.product_unit
-        elif kind.is_transform:  # it spreads a NaN over all of its results, which sums of products need not do
+        elif kind in _TRANSFORMS:  # it spreads a NaN over all of its results, which sums of products need not do
             unit, args = self.unit, [torch.where(args[0].isfinite(), args[0], 0), *args[1:]]
         if at is not None:
             args = [*args[:at], self._move(args[at], unit_before, False), *args[at + 1 :]]
-        off = self._rounding_of(args, kwargs) if kind.is_difference else None
+        off = self._rounding_of(args, kwargs) if kind in _DIFFERENCES else None
         result = func(*args, **kwargs)
         if off is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
             result = result.add_(off)
-        if kind.is_exact:
+        if _is_exact(func):
             return result
-        if kind.is_in_place:  # it rounds what it leaves
+        if _returns_argument(func):  # it rounds what it leaves
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-                result.copy_(self._move(result, unit, kind.is_flushing))
+                result.copy_(self._move(result, unit, kind in _FLUSHING))
             return result
-        factors = args[:2] if kind.is_scaling else ()
-        moved = tree_map(lambda each: self._move(each, unit, kind.is_flushing, factors), result)
+        factors = args[:2] if kind in _SCALING else ()
+        moved = tree_map(lambda each: self._move(each, unit, kind in _FLUSHING, factors), result)
         if is_long_sum and self._adds_one_by_one:
             off = self._error_one_by_one(func, args, kwargs, result)
             moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
@@ -231,31 +230,15 @@ def _draw_steps(count: int, seed: int) -> torch.Tensor:
     return made.add_(made.sign(), alpha=0.5)
 
 
-# Takes an operator and its arguments; returns which argument is moved, None for none, and how many terms or factors an
-# element of the result has, at most or on average.
-_CountTerms = Callable[[Any, Any, Any], tuple[int | None, float]]
+@functools.cache
+def _returns_argument(func: Any) -> bool:
+    """Returns whether a result is an argument that was written into, or a view of one."""
+    return any(result.alias_info is not None for result in _torch.schema_of(func).returns)
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """How an operator of PyTorch rounds.
-
-    Attributes:
-        is_exact: whether it does not: a view, a constant, moved data.
-        is_in_place: whether it writes into what it returns.
-        is_difference: whether the result is moved by the rounding of its terms as well.
-        is_flushing: whether a zero may be what is below the normal numbers: torch.exp and its like flush that, also in
-            the oracle. Another zero is a zero in every formula: a sum of zeros or of nothing, a product with a zero.
-    """
-
-    count_terms: _CountTerms = lambda func, args, kwargs: (None, 0)
-    is_product: bool = False
-    is_transform: bool = False
-    is_exact: bool = False
-    is_in_place: bool = False
-    is_difference: bool = False
-    is_flushing: bool = False
-    is_scaling: bool = False
+def _is_exact(func: Any) -> bool:
+    """Returns whether an operator does not round: a view, a constant, moved data."""
+    return func.overloadpacket in _EXACT or is_view(func)
 
 
 class PositiveSums(DispatchMode):
@@ -278,7 +261,7 @@ class PositiveSums(DispatchMode):
             is_plain = func.overloadpacket in _DIFFERENCES and not kwargs and terms <= self._inputs
             if not is_plain:
                 result.add_(0.0)
-        if _kind_of(func).is_in_place and args and isinstance(args[0], torch.Tensor):
+        if _returns_argument(func) and args and isinstance(args[0], torch.Tensor):
             self._inputs.discard(_torch.address_of(args[0].untyped_storage()))  # written into
         return result
 
@@ -307,7 +290,7 @@ class _NotesSingle(DispatchMode):
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
-        if not _kind_of(func).is_exact:
+        if not _is_exact(func):
             self.found |= any(t.is_floating_point() and t.element_size() < 8 for t in tensors_of([result]))
         return result
 
@@ -321,22 +304,6 @@ def computes_in_single(reference: Callable[[Sequence[Any]], Any], values: Sequen
     with contextlib.suppress(Exception), torch.no_grad(), mode:
         reference(copy_of(values))
     return mode.found
-
-
-@functools.cache
-def _kind_of(func: Any) -> _Kind:
-    packet = func.overloadpacket
-    aliases = [a.alias_info for a in _torch.schema_of(func).returns if a.alias_info is not None]
-    return _Kind(
-        _TERMS.get(packet, _Kind.count_terms),
-        is_product=packet in _PRODUCTS,
-        is_transform=packet in _TRANSFORMS,
-        is_exact=packet in _EXACT or any(not alias.is_write for alias in aliases),
-        is_in_place=bool(aliases),
-        is_difference=packet in _DIFFERENCES,
-        is_flushing=packet in _FLUSHING,
-        is_scaling=packet in _SCALING,
-    )
 
 
 def _terms_of_product(func: Any, args: Any, kwargs: Any) -> tuple[int, float]:
@@ -392,6 +359,8 @@ _ADDING = (
     | SCATTERED_SUMS
     | packets("rsub addcmul addcdiv lerp addcmul_ addcdiv_ lerp_ convolution")
 )
+# What gives zeros for results below the normal numbers, also in the oracle. Another zero is a zero in every formula: a
+# sum of zeros or of nothing, a product with a zero.
 _FLUSHING = packets(
     "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
     "erfc prod cumprod cumprod_ _softmax special_erfcx"
@@ -406,6 +375,9 @@ _SPREADING = packets(
 )
 _NORMALIZATIONS = packets("_softmax _log_softmax logsumexp logcumsumexp native_layer_norm")
 _PRODUCTS = MATRIX_PRODUCTS | {_ATEN.convolution}
+# Takes an operator and its arguments; returns which argument is moved, None for none, and how many terms or factors an
+# element of the result has, at most or on average.
+_CountTerms = Callable[[Any, Any, Any], tuple[int | None, float]]
 _TERMS: dict[Any, _CountTerms] = {
     **dict.fromkeys(MATRIX_PRODUCTS, _terms_of_product),
     **dict.fromkeys(_SUMS | _LONG_PRODUCTS, _terms_of_sum),

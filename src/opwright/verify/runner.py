@@ -393,21 +393,12 @@ def _work(work: Work, jobs: Sequence[Job], channel: Channel, oracle: OracleProce
         if result.has_ended:
             raise _Over
 
-    def keep(result: Result) -> None:
-        channel.send(unshrunk=builtins_of(result))
-
-    def on_start(job: Job) -> None:
-        channel.send(start=job.name, running=["", ""])
-
     if reason := _tell_unfit():
         raise Unfit(reason)
     if work.request.operator is None:  # the Python stack says nothing of a kernel
         faulthandler.enable(file=2, all_threads=False)
     with contextlib.suppress(_Over):
-        here = _Here(
-            work, channel.mark_inside, lambda case: channel.running("", case), oracle, {oracle.pid}, threads, keep
-        )
-        here.run(jobs, emit, on_start)
+        _Here(work, channel, oracle, threads).run(jobs, emit)
     oracle.close()
 
 
@@ -429,40 +420,39 @@ class _Here:
     """The checks of a candidate in this process.
 
     Args:
-        mark_inside: called with whether the candidate is running now.
-        on_case: called with a description of what the candidate is given next.
-        oracle: says what results must be; None: this process does.
-        kept: the processes that checks may leave running; None: any.
+        channel: of a worker, which says what it does; None: nobody is told.
+        oracle: says what results must be, and is the one process that checks may leave running; None: this process
+            does, and they may leave any.
         threads: how many threads PyTorch has in calls of the candidate; None: as many as around them.
-        before_shrinking: called with a result whose failing case is made smaller next, which may end the process.
     """
 
     def __init__(
         self,
         work: Work,
-        mark_inside: Callable[[bool], None] = lambda now: None,
-        on_case: Callable[[str], None] = lambda case: None,
+        channel: Channel | None = None,
         oracle: OracleProcess | None = None,
-        kept: set[int] | None = None,
         threads: int | None = None,
-        before_shrinking: Callable[[Result], object] = lambda result: None,
     ) -> None:
-        self._work, self._on_case, self._oracle, self._kept = work, on_case, oracle, kept
-        self._before_shrinking = before_shrinking
-        self._guard, self._threads = Guard(mark_inside), threads
+        self._work, self._channel, self._oracle, self._threads = work, channel, oracle, threads
+        self._guard = Guard(channel.mark_inside) if channel is not None else Guard()
         self._targets: dict[torch.device, dict[str, Target]] = {}
 
-    def run(
-        self, jobs: Iterable[Job], emit: Callable[[Result], None], on_start: Callable[[Job], None] = lambda job: None
-    ) -> None:
-        """Runs jobs; `on_start` is called before, `emit` after each."""
+    def _tell(self, **event: Any) -> None:
+        if self._channel is not None:
+            self._channel.send(**event)
+
+    def _on_case(self, case: str) -> None:
+        self._tell(running=["", case])
+
+    def run(self, jobs: Iterable[Job], emit: Callable[[Result], None]) -> None:
+        """Runs jobs; `emit` is called after each."""
         unsafe: dict[str, str] = {}  # why nothing more is called, by type of device
         for job in jobs:
             reason = unsafe.get("cpu") or unsafe.get(job.device.type)  # a damaged heap is everybody's
             if reason:
                 emit(skip(job, reason))
                 continue
-            on_start(job)
+            self._tell(start=job.name, running=["", ""])
             try:
                 target = self._load(job.device)[job.prefix]
             except (Exception, SystemExit, DeviceLost) as error:
@@ -541,8 +531,8 @@ class _Here:
             findings.append(_tell_broken(error, target))
             smallest = smallest or target.current
         note_changes()
-        if self._kept is not None:
-            changes |= dict.fromkeys(end_children(self._kept), "after the check")
+        if self._oracle is not None:
+            changes |= dict.fromkeys(end_children({self._oracle.pid}), "after the check")
         bad = [finding for finding in findings if finding.message]
         undecided = [
             Undecided(without_names(f.case), f.undecided[:_MAX_MESSAGE], f.case) for f in findings if f.undecided
@@ -578,7 +568,7 @@ class _Here:
             failures.append(_failure_of(job, [found], repeat))
         result = Result(check, failures, fatal, _backend(target, job.device), any(f.has_ended for f in findings))
         if bad and smallest is not None and not fatal:
-            self._before_shrinking(result)
+            self._tell(unshrunk=builtins_of(result))  # what is done next may end the process
             shrunk = shrink(CHECKS[job.check], target, smallest, bad[0])
             self._guard.take()  # what parts of a case change, the whole has changed
             if shrunk is not None:

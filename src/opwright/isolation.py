@@ -271,11 +271,8 @@ class Worker:
     def tell_end(self) -> str:
         """Returns how it has ended, in words."""
         how = self._ended_by or describe_exit(self._process.poll() or 0)
-        return (
-            how
-            if self._ended_by or self._is_inside or not any(self._calls[:])
-            else f"{how}, after the call had returned"
-        )
+        has_returned = any(self._calls[:]) and not (self._ended_by or self._is_inside)
+        return f"{how}, after the call had returned" if has_returned else how
 
 
 def wait_for_any(workers: Sequence[Worker]) -> None:

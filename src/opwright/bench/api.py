@@ -123,21 +123,18 @@ def bench(
         )
     samples = _list_samples(name, samples)
     if samples is not None and sweep:
-        rule = (
-            "`--axis` chooses sizes of a sweep, and a task has inputs of its own"
-            if task
-            else "`sweep` has no effect beside `samples`"
-        )
-        hint = "return other sizes from `get_inputs`" if task else "omit `sweep`, or omit `samples`"
+        rule, hint = "`sweep` has no effect beside `samples`", "omit `sweep`, or omit `samples`"
+        if task:
+            rule = "`--axis` chooses sizes of a sweep, and a task has inputs of its own"
+            hint = "return other sizes from `get_inputs`"
         raise CheckError(name, rule, rows=[("axes", ", ".join(sweep))], hint=hint)
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])
     where = choose_device(name, operator, samples, device)
     place = bench_on(where)
-    planned = plans(
-        operator, samples, sweep, options, dtypes, place.device
-    )  # an axis that is not there is said at once
+    # An axis that is not there is said at once.
+    planned = plans(operator, samples, sweep, options, dtypes, place.device)
     on_run("", "verify")
     checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target
@@ -273,9 +270,8 @@ class _Run:
             self._visit(number, each, _MIN_VISIT_SECONDS)
             expected_s = perf_counter() - started
         if len(self._compiled) < len(wanted):
-            done = (
-                f"timed on {len(self._compiled)} of {plural(len(wanted), 'input')}" if self._compiled else "not timed"
-            )
+            count = len(self._compiled)
+            done = f"timed on {count} of {plural(len(wanted), 'input')}" if count else "not timed"
             self._left_out.append(
                 f"compile: {done} within {self._settings.seconds:g} s; "
                 "`--against eager --against compile` times it on all"

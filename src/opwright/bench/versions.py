@@ -28,9 +28,8 @@ _VISITS = 4  # to each input, by turns: what disturbs a machine lasts for second
 _BLOCKS = 2  # of each process of a pair in each visit, in turns
 _BLOCK_SECONDS = 0.05
 _LIMIT_FACTOR = 16  # of the seconds asked for: each pair starts PyTorch twice
-_MAX_CALL = (
-    0.5  # of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing
-)
+# Of the seconds asked for, which are at least one: fewer than a hundred calls of a version prove nothing.
+_MAX_CALL = 0.5
 
 
 def compare_with_base(

@@ -93,10 +93,8 @@ def _find_axis(contract: Contract, reference: Reference, parameter: Parameter) -
             return made
 
         filled = {name: lambda shape, dtype: torch.zeros(shape, dtype=dtype) for name in wholes} | {parameter.name: one}
-        return (
-            _run(reference, lambda: maker.make("index", _dtype_of(contract), sizes, _BATCH, options, filled=filled))
-            is not None
-        )
+        made = partial(maker.make, "index", _dtype_of(contract), sizes, _BATCH, options, filled=filled)
+        return _run(reference, made) is not None
 
     if not takes(0):
         return None
@@ -105,12 +103,8 @@ def _find_axis(contract: Contract, reference: Reference, parameter: Parameter) -
     for axis in (axis for axis in axes if not isinstance(axis, (Variadic, Anonymous))):
         found = Index(str(axis))
         indices = found.within({**options, **sizes})
-        if (
-            indices is not None
-            and indices.high < most
-            and takes(int(indices.high))
-            and not takes(int(indices.high) + 1)
-        ):
+        last = most if indices is None else int(indices.high)
+        if last < most and takes(last) and not takes(last + 1):
             return found
     return None
 

@@ -315,12 +315,9 @@ def determinism(target: Target) -> Iterator[Finding]:
             if shares_memory(kept, second):
                 message = "its outputs lie in memory that the next call writes into"
             elif not repeats(second):
-                what = "equal inputs elsewhere in memory give different results: it goes by their address"
-                what = (
-                    what
-                    if _is_steady_in_place(target, case)
-                    else "two calls with the same inputs give different results"
-                )
+                what = "two calls with the same inputs give different results"
+                if _is_steady_in_place(target, case):
+                    what = "equal inputs elsewhere in memory give different results: it goes by their address"
                 message = f"{what}{_how_far(target, kept, second)}"
             else:
                 target.run(target.inputs(other))

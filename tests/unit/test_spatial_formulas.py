@@ -95,6 +95,7 @@ def test_the_weights_gradient_of_a_convolution_is_a_long_sum() -> None:
         return [grad]
 
     (expected,) = expect(of_weight, [x, w])
+    expected = expected.after()
     terms = (x.mean(1, keepdim=True) * x).permute(1, 0, 2, 3).reshape(3, -1)
     total = torch.zeros(3)
     for column in terms.T:

@@ -218,17 +218,15 @@ def are_finite(outputs: Sequence[Any]) -> bool:
 
 
 def expect(
-    reference: Reference,
-    values: Sequence[Any],
-    is_narrow: bool = False,
-    precision: Precision | None = None,
+    reference: Reference, values: Sequence[Any], precision: Precision | None = None
 ) -> list[Expected | Discrete | None]:
     """Returns what each output must be; of integers the oracle and PyTorch are right.
+
+    The reference is called twice only, and the other times when a result seems wrong.
 
     Args:
         reference: the computation; takes the arguments, returns the outputs.
         values: the arguments, in the dtype under test; they stay as they are until results are compared.
-        is_narrow: whether the reference is called twice only, and the other times when a result seems wrong.
         precision: what the operator is declared to be.
     """
     with few_threads(values):
@@ -251,8 +249,6 @@ def expect(
             expected = refinement.allow(value.double(), plain, torch.zeros(()))
             expected.refinement, expected.output, expected.is_narrow = refinement, i, True
             expected.is_infinite_input = is_infinite
-            if not is_narrow:
-                expected = expected.after()
             if nudged is not None:
                 zeros = _signed_zeros(expected.exact, plain, nudged[i], values)
                 expected.is_negative_zero = zeros & positive_sums[i].signbit()

@@ -100,7 +100,7 @@ def _expect(target: Any, question: Question) -> list[Expected | Discrete | None]
         return question.computation(target, values, *question.arguments)
 
     with torch.no_grad(), few_threads(question.values):
-        found = expect(compute, question.values, is_narrow=True, precision=target.precision)
+        found = expect(compute, question.values, target.precision)
     for each in found:
         if isinstance(each, Expected):
             each.is_loose = question.is_loose

@@ -23,7 +23,6 @@ from torch._C._dynamo import eval_frame as _eval_frame
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import (
     TreeSpec,
@@ -37,7 +36,6 @@ from torch.utils._pytree import (
 )
 
 __all__ = [
-    "DeviceContext",
     "DispatchKey",
     "DispatchKeySet",
     "OpOverload",
@@ -79,17 +77,10 @@ is_any_autocast_enabled = _C._is_any_autocast_enabled
 set_forward_grad_enabled = forward_ad._set_fwd_grad_enabled
 # For generated functions, which have `torch.autograd.forward_ad` under this name: a test that costs no call.
 FORWARD_MODE_TEST = "_forward_ad._current_level >= 0"
-# What verify reads, and puts back after a candidate has changed it.
-function_modes = torch.overrides._get_current_function_mode_stack
-push_function_mode = _C._push_on_torch_function_stack
-pop_function_mode = _C._pop_torch_function_stack
-pop_dispatch_mode = _python_dispatch._pop_mode
 pause_dispatch_mode = _python_dispatch._pop_mode_temporarily
 disable_dispatch_modes = _python_dispatch._disable_current_modes
 current_dispatch_mode = _python_dispatch._get_current_dispatch_mode
 set_grad_enabled = _C._set_grad_enabled
-saved_tensor_hooks = _C._autograd._top_saved_tensors_default_hooks
-pop_saved_tensor_hooks = _C._autograd._pop_saved_tensors_default_hooks
 
 
 def find_flag(getter: str, setter: str) -> tuple[Any, Any] | None:

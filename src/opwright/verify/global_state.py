@@ -20,42 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from opwright import _torch
-from opwright._torch import DeviceContext
 
 
 class _Setting(NamedTuple):
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], Any]
-
-
-def _function_modes() -> list[Any]:
-    modes = _torch.function_modes()
-    return [mode for mode in modes if not isinstance(mode, DeviceContext)]
-
-
-def _leave_function_modes(count: int) -> None:
-    """Ends the modes that were entered last, but for the default device, which is one of them."""
-    kept = []
-    while len(_function_modes()) > count:
-        mode = _torch.pop_function_mode()
-        kept += [mode] if isinstance(mode, DeviceContext) else []
-    for mode in reversed(kept):
-        _torch.push_function_mode(mode)
-
-
-def _leave_operator_modes(count: int) -> None:
-    while _torch.count_dispatch_modes() > count:
-        _torch.pop_dispatch_mode()
-
-
-def _has_saved_hooks() -> bool:
-    return _torch.saved_tensor_hooks(False) is not None
-
-
-def _write_saved_hooks(value: bool) -> None:
-    while not value and _has_saved_hooks():
-        _torch.pop_saved_tensor_hooks()
 
 
 _LIBC = ctypes.PyDLL(None)
@@ -122,10 +92,6 @@ _SETTINGS = (
     _Setting("torch.set_flush_denormal", _flushes_denormals, torch.set_flush_denormal),
     _Setting("the rounding mode", _LIBC.fegetround, _LIBC.fesetround),
     _Setting("the working directory", os.getcwd, os.chdir),
-    # After the default device, which is a mode of functions too.
-    _Setting("the number of active modes of functions", lambda: len(_function_modes()), _leave_function_modes),
-    _Setting("the number of active modes of operators", _torch.count_dispatch_modes, _leave_operator_modes),
-    _Setting("whether saved tensors have hooks", _has_saved_hooks, _write_saved_hooks),
 )
 _WATCHED = (
     *_SETTINGS,

@@ -183,11 +183,7 @@ class Worker:
         status = self._process.poll()  # before the last look at what it has sent
         for line in self._read_events():
             self._moved = time.monotonic()
-            try:
-                event = json.loads(line)
-            except ValueError:
-                self._ended_by = "wrote into the pipe of its results"
-                break
+            event = json.loads(line)
             if "failed" in event:
                 self.close()
                 raise rebuild_error(event["failed"])

@@ -277,14 +277,10 @@ def _floor(cost: Cost, limits: Limits) -> tuple[float, str]:
     flops = _COMPUTE_FACTOR * max(limits.gemm_gflops.values(), default=float("inf"))
     flop_us = (cost.flop or 0) / flops / 1e3
     if bytes_us >= flop_us:
-        return (
-            bytes_us,
-            f"{cost.bytes_moved} bytes at {with_unit(rate, RATE)} ({_BANDWIDTH_FACTOR:g} times the measured cache)",
-        )
-    return (
-        flop_us,
-        f"{cost.flop} FLOP at {with_unit(flops, COMPUTE)} ({_COMPUTE_FACTOR:g} times the measured matrix product)",
-    )
+        limit = f"{with_unit(rate, RATE)} ({_BANDWIDTH_FACTOR:g} times the measured cache)"
+        return bytes_us, f"{cost.bytes_moved} bytes at {limit}"
+    limit = f"{with_unit(flops, COMPUTE)} ({_COMPUTE_FACTOR:g} times the measured matrix product)"
+    return flop_us, f"{cost.flop} FLOP at {limit}"
 
 
 def _warn_of_clocks(timing: Timing) -> list[str]:

@@ -547,14 +547,8 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
             continue
         case = min(own, key=lambda c: (-len(tensors_of(c.values)), count_elements(c.values)))
         for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
-            yield (
-                dtype,
-                replace(
-                    case,
-                    label=f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}",
-                    values=_put(case.values, layouts),
-                ),
-            )
+            label = f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}"
+            yield dtype, replace(case, label=label, values=_put(case.values, layouts))
 
 
 def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:

@@ -96,11 +96,8 @@ class Task:
         if self.candidate != self.reference:
             candidate = run(_import, self.candidate)
         new = _run_seeded(lambda: run(_make_model, candidate.ModelNew, _init_inputs(reference.module)))
-        return (
-            new.to(device),
-            reference.model.to(device),
-            tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, reference.samples),
-        )
+        samples = tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, reference.samples)
+        return new.to(device), reference.model.to(device), samples
 
     def load_reference(self) -> Reference:
         """Imports the file of the reference; nothing of the candidate's runs, unless they are one file."""

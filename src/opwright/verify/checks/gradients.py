@@ -286,9 +286,8 @@ def check_gradients(
             continue
         g = torch.zeros(e.shape, dtype=e.dtype) if g is None else g
         if g.shape != e.shape or g.dtype != e.dtype:
-            finding.message = (
-                f"gradient of {names[i]}: got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.shape)}"
-            )
+            form = f"got {g.dtype} {list(g.shape)}, expected {e.dtype} {list(e.shape)}"
+            finding.message = f"gradient of {names[i]}: {form}"
             return finding
         difference = target.compare(g, e)
         finding.note_worst(difference)

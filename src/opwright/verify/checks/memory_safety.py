@@ -255,10 +255,8 @@ def guard_bands(target: Target) -> Iterator[Finding]:
                     return
             else:
                 if all(are_same(one, found[0]) for found in by_filling.values() for one in found[1:]):
-                    message = (
-                        "different values when NaN lies around its inputs than when zeros do: it reads outside of them"
-                    )
-                    message += _tell_strides(target, case)
+                    what = "different values when NaN lies around its inputs than when zeros do"
+                    message = f"{what}: it reads outside of them{_tell_strides(target, case)}"
             yield Finding(str(case), message)
 
 

@@ -325,9 +325,8 @@ def chunks(target: Target) -> Iterator[Finding]:
                 with _in_chunks(target, library, steps, count):
                     finding = check_call(target, case, target.inputs(case), expected)
                 if finding.message:
-                    finding.message = (
-                        f"in chunks of {plural(steps, 'step')}, on {plural(count, 'thread')}: {finding.message}"
-                    )
+                    how = f"in chunks of {plural(steps, 'step')}, on {plural(count, 'thread')}"
+                    finding.message = f"{how}: {finding.message}"
                     break
             yield finding
 

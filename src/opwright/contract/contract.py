@@ -173,6 +173,14 @@ class Contract(NamedTuple):
         """
         return _Binder(self, arguments).bind()
 
+    def fits(self, values: Sequence[Any]) -> bool:
+        """Returns whether a call, its arguments in schema order, keeps the contract: no output has a negative size."""
+        try:
+            self.bind(self.name_arguments(values))
+        except ContractError:
+            return False
+        return True
+
     def name_arguments(self, values: Sequence[Any]) -> dict[str, Any]:
         """Returns the arguments of a call, given in schema order, by name."""
         return dict(zip([p.name for p in self.parameters], values, strict=True))

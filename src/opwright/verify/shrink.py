@@ -13,6 +13,7 @@ import torch
 from opwright._torch import tree_map
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding
+from opwright.verify.oracle import try_reference
 from opwright.verify.target import Target
 from opwright.verify.tensors import count_elements, tensors_of
 
@@ -114,13 +115,6 @@ def _kind(finding: Finding) -> tuple[str, bool]:
 
 
 def _is_input(target: Target, case: Case) -> bool:
-    contract = target.contract
-    try:
-        if contract is not None:
-            contract.bind(contract.name_arguments(case.values))
-        else:
-            with torch.no_grad():
-                target.reference([v.clone() if isinstance(v, torch.Tensor) else v for v in case.values])
-    except Exception:
-        return False
-    return target.accepts(case)
+    if target.contract is not None:
+        return target.contract.fits(case.values) and target.accepts(case)
+    return try_reference(target.reference, case.values) is not None

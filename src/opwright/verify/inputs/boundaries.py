@@ -24,7 +24,6 @@ from opwright.contract.domains import Index
 from opwright.contract.fill import shape_of
 from opwright.contract.sources import Source
 from opwright.contract.sweep import Case, Fill, Sweep, domain_in
-from opwright.errors import ContractError
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.ranges import Range, find_range, is_taken
 from opwright.verify.oracle import are_finite, try_reference
@@ -226,7 +225,7 @@ def _option_cases(target: Target) -> Iterator[Case]:
         ) -> bool | None:
             if not has(value):
                 return None
-            return _fits_contract(target, made(value)) and is_taken(target, made(value))
+            return target.contract.fits(made(value).values) and is_taken(target, made(value))
 
         found = find_range(takes, usual[name], -(2**63), 2**63 - 1)
         if found is None:
@@ -235,14 +234,14 @@ def _option_cases(target: Target) -> Iterator[Case]:
             large = maker.large_sizes()[0] | {BATCH: 3}
             for value in (v for v in _beyond(target, parameter, found.high) if has_inputs(v, at=large)):
                 case = made(value, at=large)
-                if _fits_contract(target, case) and is_taken(target, case) and _is_finite(target, case):
+                if target.contract.fits(case.values) and is_taken(target, case) and _is_finite(target, case):
                     yield case
         limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
         small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
         tried = dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits))
         for value in filter(has_inputs, tried):
             case = made(value)
-            if value == usual[name] or not _fits_contract(target, case):
+            if value == usual[name] or not target.contract.fits(case.values):
                 continue
             if target.contract.find_outside(case.values) is not None:  # also one that is refused: nobody may give it
                 continue
@@ -267,15 +266,6 @@ def _ends_of(parameter: Parameter) -> list[Any]:
         return []
     kind = int if parameter.kind == "int" else float
     return [kind(end) for end in (parameter.domain.low, parameter.domain.high) if math.isfinite(end)]
-
-
-def _fits_contract(target: Target, case: Case) -> bool:
-    """Returns whether a call passes the checks that follow from the contract: no output of a negative size, say."""
-    try:
-        target.contract.bind(target.contract.name_arguments(case.values))
-    except ContractError:
-        return False
-    return True
 
 
 _SMALL_INTEGERS = (2, 3, 4, 5, 8, 17)  # where a kernel has code for some values, or a table

@@ -211,6 +211,16 @@ def test_a_symbol_of_cuda_or_of_the_old_abi_is_told_apart(build) -> None:
         assert sum(text in detail for detail in details) == 1
 
 
+@pytest.mark.skipif(bool(torch.version.cuda), reason="a torch with CUDA has the symbol")
+def test_what_needs_a_torch_with_cuda_need_not_be_built_again(build) -> None:
+    report = examine(
+        build("op.so", "void _ZN3c104cuda9SetDeviceEi(int); void use(void) { _ZN3c104cuda9SetDeviceEi(0); }")
+    )
+    found = finding_of(report, "torch", "wrong")
+    assert "lacks 1" in found.detail
+    assert found.hint.startswith("`pip install --force-reinstall torch")
+
+
 @pytest.mark.parametrize("abi", [0, 1])
 def test_the_cxx_abi(tmp_path: Path, abi: int) -> None:
     source = tmp_path / "op.cpp"

@@ -177,6 +177,8 @@ class _Examination(LibraryHere):
             detail = f"{told}: {unstable} unstable C++ symbols (at::, c10::, torch::), {stable} stable ones"
             hint = f"`pip install torch=={wanted}`, or {self.rebuild}" if wanted else self.rebuild
             if lacking:
+                if not torch.cuda and all(map(_is_of_cuda, lacking)):
+                    hint = self._torch_with_cuda()
                 return Finding("torch", "wrong", f"{detail}; torch {torch.version} lacks {len(lacking)}", hint)
             if not same:
                 return Finding("torch", "warn", f"{detail}; this is {torch.version}, which has them all", hint)
@@ -298,7 +300,7 @@ class _Examination(LibraryHere):
                     flag = part.name.removeprefix("lib").removesuffix(".so")
                     hint = f"link it: `-L{torch.libraries} -l{flag}`, as `CppExtension` does"
                     return f"in torch's {part.name}, which it does not name", hint
-            if not torch.cuda and re.search(r"cuda|CUDA", name):
+            if not torch.cuda and _is_of_cuda(name):
                 return f"torch {torch.version} has no CUDA", self._torch_with_cuda()
             if torch.has_cxx11_abi and has_old_string(name):
                 return "with the strings of the old C++ ABI", self.cxx_abi().hint
@@ -365,6 +367,10 @@ class _Examination(LibraryHere):
         majors = [m[2] for name in self.library.needed if (m := _CUDA_NAME.match(name)) and m[1] == "cudart"]
         build = build_for(toolkit or "".join(majors[:1]))
         return f"`pip install --force-reinstall torch` ({build}, from PyTorch's own index)"
+
+
+def _is_of_cuda(symbol: str) -> bool:
+    return "cuda" in symbol.lower()
 
 
 def _brief(name: str) -> str:

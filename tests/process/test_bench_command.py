@@ -161,7 +161,7 @@ def doubles(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
     result = command(run_python, "two.py", "--dtype", "f32", *flags, "--json", before=FORKED)
     assert result.returncode == 1
     assert "`bench_process::counts`: it has no f32" in result.stderr
-    refused, found = json.loads(result.stdout)
+    found, refused = json.loads(result.stdout)
     assert (refused["name"], refused["measurements"]) == ("bench_process::counts", [])
     assert (found["name"], len(found["measurements"])) == ("bench_process::doubles", 1)
 
@@ -170,11 +170,11 @@ def test_what_cannot_be_measured_is_said(run_python, tmp_path: Path, snapshot: S
     program = PROGRAM.replace('print("who reads JSON does not want this")', "")
     (tmp_path / "two.py").write_text(program)
     (tmp_path / "one_dtype.py").write_text(
-        program[: program.index("@operator")].replace("Float", "Float32")
+        program[: program.index("@operator")].replace("Float", "Float32, Int64")
         + """
 @operator("bench_process::halves")
-def halves(x: Float32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
-    return x / 2
+def halves(x: Float32[Tensor, "n"], rows: Int64[Tensor, "k"]) -> Float32[Tensor, "k"]:
+    return x[rows] / 2
 """
     )
     for arguments in (
@@ -184,6 +184,8 @@ def halves(x: Float32[Tensor, "*s"]) -> Float32[Tensor, "*s"]:
         ["two.py::fine", "--dtype", "i64"],
         ["two.py::fine", "--dtype", "i32", "--dtype", "i64"],
         ["one_dtype.py", "--dtype", "bf16"],
+        ["one_dtype.py", "--dtype", "i64"],
+        ["two.py", "--axis", "m=3"],
         ["two.py::fine", "--direction", "sideways"],
         ["two.py::fine", "--against", "eagr"],
         ["two.py::fine", "--device", "gpu"],

@@ -226,18 +226,26 @@ def answer(channel: Channel) -> None:
     device = parse_device(request["device"]) if request["device"] is not None else None
     targets = _find_targets(request)
     _what(request)  # what is wrong with it is said before anything is verified
-    for name in [name for name in targets if name not in request["skip"]]:
+
+    def name_next(name: str) -> None:
         channel.running("", "preparation")
         hint = memory_hint(targets[name], has_samples=False)
         channel.send(operator=name, machine=builtins_of(machine_card(device)), memory_hint=hint)
+
+    unfit: dict[str, CheckError] = {}  # what was asked, an axis or a dtype, is of other operators
+    for name in [name for name in targets if name not in request["skip"]]:
+        name_next(name)
         try:
             answer_for(targets[name], request, channel)
         except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
             channel.send(refused=describe_error(error))
-        except CheckError as error:  # an axis or a dtype that others may have
-            if len(targets) == 1:
-                raise
-            channel.send(refused=describe_error(error))
+        except CheckError as error:
+            unfit[name] = error
+    if unfit and len(unfit) == len(targets):  # of none
+        raise next(iter(unfit.values()))
+    for name, error in unfit.items():
+        name_next(name)
+        channel.send(refused=describe_error(error))
 
 
 def _find_targets(request: dict[str, Any]) -> dict[str, Any]:

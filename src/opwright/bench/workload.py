@@ -128,7 +128,8 @@ def _dtypes_in(
     Raises:
         CheckError: it has none of those that were asked for.
     """
-    families = [family] if family is not None else [p.type.family for p in operator.contract.tensors]
+    fixed = [p.type.family for p in operator.contract.tensors]
+    families = [family] if family is not None else [f for f in fixed if f.is_floating] or fixed
     there = tuple(dict.fromkeys(dtype for each in families for dtype in each.dtypes))
     found = [dtype for dtype in asked or _USUAL_DTYPES if dtype in there]
     if there and asked and not found:

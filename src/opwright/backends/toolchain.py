@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import platform
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -85,7 +85,9 @@ def find_compiler(identities: Path) -> Compiler | None:
         NoCompilerError: OPWRIGHT_CXX names something that is not there.
     """
     named = settings.cxx()
-    candidates = [named] if named else [*without_launcher(os.environ.get("CXX", ""))[:1], "c++", "g++", "clang++"]
+    program, *flags = strip_launcher(os.environ.get("CXX", "").split()) or [""]
+    is_program = all(flag.startswith("-") for flag in flags)  # unlike the first word of `zig c++` or `env X=1 g++`
+    candidates = [named] if named else [*([program] if is_program else []), "c++", "g++", "clang++"]
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
@@ -93,12 +95,9 @@ def find_compiler(identities: Path) -> Compiler | None:
     return None
 
 
-def without_launcher(command: str) -> list[str]:
+def strip_launcher(words: Sequence[str]) -> list[str]:
     """Returns the words of a compiler's command without ccache or sccache in front of them."""
-    words = shlex.split(command)
-    while words and os.path.basename(words[0]) in ("ccache", "sccache"):
-        words.pop(0)
-    return words
+    return list(itertools.dropwhile(lambda word: os.path.basename(word) in ("ccache", "sccache"), words))
 
 
 def file_signature(path: str) -> str:

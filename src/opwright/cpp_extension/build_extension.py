@@ -19,7 +19,7 @@ from setuptools.errors import CompileError
 from torch.utils import cpp_extension as torchs
 
 from opwright.backends import cuda
-from opwright.backends.toolchain import Compiler, identify, without_launcher
+from opwright.backends.toolchain import Compiler, identify, strip_launcher
 from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
@@ -29,7 +29,7 @@ from opwright.cpp_extension.objects import Objects, Source, read_named_source, s
 from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
-_FLAGS_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")  # which setuptools adds to Python's own
+_FLAGS_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")  # from which setuptools takes commands and flags
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
 # Held while the compiler, which the threads of `build_ext -j` share, compiles for one extension.
 _building = threading.Lock()
@@ -149,12 +149,11 @@ class BuildExtension(torchs.BuildExtension):
         options, folders = _split(options)
         store = Store()
         folders = [os.path.abspath(folder) for folder in folders]
-        nvcc = cuda.find_nvcc(store.identities)
+        has_cuda = any(_language(source) == "cuda" for source in sources)
+        nvcc = find_nvcc(extension.name, store) if has_cuda else cuda.find_nvcc(store.identities)
         apart = {str(path) for path in system_includes(nvcc)}
         names_cuda = not apart.difference(map(str, system_includes(None))).isdisjoint(folders)
-        if any(_language(source) == "cuda" for source in sources):
-            nvcc = find_nvcc(extension.name, store)
-        elif not names_cuda:  # sources in C++ alone may be of a `CUDAExtension`, too
+        if not has_cuda and not names_cuda:  # sources in C++ alone may be of a `CUDAExtension`, too
             nvcc = None
         own_folders = tuple(Path(folder) for folder in folders if folder not in apart)
         compiler, base = _compiler(getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store)
@@ -226,7 +225,7 @@ def _without_debug(flags: Sequence[str]) -> list[str]:
 
 def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]]:
     """Returns the compiler that setuptools calls, and its flags; ccache and the like are put before it later."""
-    words = without_launcher(shlex.join(command))
+    words = strip_launcher(command)
     path = shutil.which(words[0])
     if path is None:
         raise NoCompilerError(

@@ -32,9 +32,13 @@ from opwright.errors import ExtensionError
 
 _FORMAT = "extension 4"
 _NAME = "TORCH_EXTENSION_NAME"
+_NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _CPP_SUFFIXES = (".cpp", ".cc", ".cxx", ".C", ".c++", ".cp", ".CPP")
 # Flags for debug information, which names files: those of GCC, and those of nvcc for device code.
-_DEBUGS = re.compile(r"-g([1-3]|gdb\d?|dwarf.*)?|-G|--device-debug|-lineinfo|--generate-line-info")
+_DEBUG_FLAG = re.compile(r"-g([1-3]|gdb\d?|dwarf.*)?|--debug|-G|--device-debug|-lineinfo|--generate-line-info")
+# Flags whose objects differ from CPU to CPU, also where nvcc passes them on.
+_NATIVE_FLAG = re.compile(r"-m(arch|tune|cpu)=native\b")
+_NATIVE_GPU_FLAG = re.compile(r"(-arch|--gpu-architecture)=native")
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
 _MAY_NEED_WHOLE = re.compile(
     r"not a member|not declared|has not been declared|does not name|no member|no matching function|incomplete type"
@@ -99,18 +103,26 @@ class Source:
         return [*([self.path.parent] if self.path else []), *self.folders]
 
     @property
+    def _all_flags(self) -> list[str]:
+        """Its flags, and those that nvcc takes from the environment."""
+        variables = _NVCC_VARIABLES if self.language == "cuda" else ()
+        return [*self.flags, *(flag for name in variables for flag in os.environ.get(name, "").split())]
+
+    @property
     def is_debugged(self) -> bool:
         """Whether its debug information names its file, so that the file's place belongs to the object."""
-        return any(_DEBUGS.fullmatch(flag) for flag in self.flags)
+        return any(_DEBUG_FLAG.fullmatch(flag) for flag in self._all_flags)
 
     def key(self, with_cuda: bool) -> str:
         own = [self.language, str(len(self.folders)), str(bool(self.name)), str(with_cuda), *self.flags]
         if self.is_debugged:
             own.append(str(self.path))
         if self.language == "cuda":
-            own += [os.environ.get(f"NVCC_{name}_FLAGS", "") for name in ("PREPEND", "APPEND")]
-        if any(flag.endswith("=native") for flag in self.flags):
+            own += [os.environ.get(name, "") for name in _NVCC_VARIABLES]
+        if any(_NATIVE_FLAG.search(flag) for flag in self._all_flags):
             own.append(machine_identity())
+        if any(_NATIVE_GPU_FLAG.fullmatch(flag) for flag in self._all_flags):
+            own += cuda.gpu_architectures()
         own += [f"{name}={os.environ[name]}" for name in INCLUDE_VARIABLES if os.environ.get(name)]
         parts = [_FORMAT, *own, *torch_identity(), headers_digest(), self.prefix, self.text]
         return digest_of("\0".join(parts).encode(errors="surrogateescape"))[:40]

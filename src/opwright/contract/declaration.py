@@ -12,7 +12,7 @@ from opwright.contract.annotations import read_outputs, read_parameters
 from opwright.contract.axes import Anonymous, Axis, Computed, Named, Variadic
 from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
 from opwright.contract.domains import Index
-from opwright.contract.names import CPP_KEYWORDS, NAMESPACES_OF_PYTORCH
+from opwright.contract.names import CPP_KEYWORDS, PYTORCH_NAMESPACES
 from opwright.contract.precision import Precision, check_precision
 from opwright.contract.sources import Source
 from opwright.errors import AnnotationError, AxisError, BackwardError, DeclarationError, NameTakenError
@@ -118,7 +118,7 @@ def declare(
             f"C++ uses the name `{subject}`, so an operator cannot have it: its kernel is a function of that name",
             hint=f'`@operator("{namespace}::{subject}_op")`',
         )
-    if namespace in NAMESPACES_OF_PYTORCH:
+    if namespace in PYTORCH_NAMESPACES:
         raise NameTakenError(
             subject,
             f"the namespace `{namespace}` is PyTorch's own",

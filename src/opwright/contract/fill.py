@@ -66,7 +66,7 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
     return fill(shape)
 
 
-def in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
+def put_in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
     """Returns these values in a memory layout; in an expanded one the first entry everywhere."""
     values = values.detach()
     if layout == "expanded":

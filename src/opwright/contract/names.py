@@ -13,7 +13,7 @@ CPP_KEYWORDS = frozenset(
 
 # Namespaces in which a version of PyTorch from 2.12 to 2.14 registers operators of its own; torch.compile and others
 # treat all of a namespace alike.
-NAMESPACES_OF_PYTORCH = frozenset(
+PYTORCH_NAMESPACES = frozenset(
     "aten prim prims inductor_prims rngprims debugprims quantized _quantized quantized_decomposed quantization c10d "
     "c10d_functional _c10d_functional _c10d_functional_autograd symm_mem fsdp _dtensor inductor export onnx "
     "onnx_symbolic mkl mkldnn mkldnn_prepacked onednn sparse static_runtime profiler streams triton cuda ao _native "

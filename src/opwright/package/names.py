@@ -6,11 +6,11 @@ import keyword
 import re
 import sys
 
-from opwright.contract.names import CPP_KEYWORDS, NAMESPACES_OF_PYTORCH
+from opwright.contract.names import CPP_KEYWORDS, PYTORCH_NAMESPACES
 from opwright.errors import PackageError
 
 # Namespaces that are PyTorch's or its companions'.
-_TAKEN = NAMESPACES_OF_PYTORCH | frozenset(
+_TAKEN = PYTORCH_NAMESPACES | frozenset(
     "aten_native c10 torch higher_order tensorexpr torchvision image video torchaudio torchtext fbgemm xnnpack metal "
     "vulkan_prepack cudnn xla _nnapi nvprims opwright".split()
 )

@@ -14,7 +14,7 @@ from opwright.contract.axes import Computed, Fixed, Named, Variadic, names_in
 from opwright.contract.contract import MISSING, Bindings, Contract, Parameter, TensorType
 from opwright.contract.domains import Index, Range
 from opwright.contract.dtypes import Family, short_name
-from opwright.contract.fill import LAYOUTS, in_layout
+from opwright.contract.fill import LAYOUTS, put_in_layout
 from opwright.contract.sweep import domain_in, integers_in, nearest_in, within
 from opwright.errors import CheckError, ContractError
 from opwright.testing.arguments import Inputs, inputs_from
@@ -324,7 +324,7 @@ class _Maker:
         values = self._values(draw, parameter, tuple(shape), dtype, sizes)
         if parameter.mutated and layout == "expanded":
             layout = "contiguous"  # writing through stride 0 has no defined result
-        return in_layout(values, layout)
+        return put_in_layout(values, layout)
 
     def _dtypes(self, family: Family) -> tuple[torch.dtype, ...]:
         return tuple(dtype for dtype in family.dtypes if short_name(dtype) in self.dtypes) or family.dtypes

@@ -15,7 +15,7 @@ from opwright._torch import tree_map
 from opwright.contract.contract import Contract
 from opwright.contract.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
 from opwright.contract.domains import Range
-from opwright.contract.fill import in_layout
+from opwright.contract.fill import put_in_layout
 from opwright.contract.likely import find_likely
 from opwright.contract.precision import Precision
 from opwright.contract.sweep import Case, Sweep
@@ -553,7 +553,7 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
 
 def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:
     pending = itertools.cycle(layouts)
-    return tree_map(lambda v: in_layout(v, next(pending)) if isinstance(v, torch.Tensor) else v, values)
+    return tree_map(lambda v: put_in_layout(v, next(pending)) if isinstance(v, torch.Tensor) else v, values)
 
 
 def _extent(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from opwright._torch import tree_map
-from opwright.contract.fill import in_layout
+from opwright.contract.fill import put_in_layout
 from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped, agree, find_difference, first_line, outputs_of_reference
 from opwright.verify.compare import tell_share
@@ -355,7 +355,7 @@ def gradient_layouts(target: Target) -> Iterator[Finding]:
         for layout in ("transposed", "sliced", "offset"):
 
             def laid_out(output: torch.Tensor, layout: str = layout) -> torch.Tensor:
-                return in_layout(seed_like(output), layout)
+                return put_in_layout(seed_like(output), layout)
 
             label = f"{case}, gradient {layout}"
             try:

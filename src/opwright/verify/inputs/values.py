@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.fill import APART, LAYOUTS, in_layout
+from opwright.contract.fill import APART, LAYOUTS, put_in_layout
 from opwright.contract.sweep import Case
 from opwright.verify.callables import Callables
 from opwright.verify.inputs.sweep import ZEROS
@@ -94,11 +94,11 @@ def derived_cases(
         is_deep = any(case.values[i].ndim > 2 for i in tensors)
         for layout in (*LAYOUTS, APART) if is_deep else LAYOUTS:
             if not (mutates and layout == "expanded"):  # writing through stride 0 has no defined result
-                changed = _with(case, layout, {i: in_layout(case.values[i], layout) for i in tensors})
+                changed = _with(case, layout, {i: put_in_layout(case.values[i], layout) for i in tensors})
                 yield from _first(accepts, [changed], is_finite=False)
         if len(tensors) > 1:
             layouts = zip(tensors, itertools.cycle(_MIXED))  # no end of them
-            changed = _with(case, "mixed layouts", {i: in_layout(case.values[i], layout) for i, layout in layouts})
+            changed = _with(case, "mixed layouts", {i: put_in_layout(case.values[i], layout) for i, layout in layouts})
             yield from _first(accepts, [changed], is_finite=False)
 
 

@@ -429,7 +429,7 @@ class Refinement:
 
         And where rounding decides whether it is NaN: in PyTorch, or when every step is rounded.
         """
-        with few_threads(self._values):
+        with few_threads(self._values), torch.no_grad():
             spread, changes = self.moves.after(runs)[output]
         is_unsettled = changes | (self.eager[output].isnan() != self._exact[output].isnan())
         if self._factor is not None and self._factor.of_largest:  # such a formula spreads a NaN over all results

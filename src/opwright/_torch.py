@@ -58,7 +58,7 @@ class DispatchMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise the first call imports torch._dynamo, which takes a second, and each is called by it
+        return False  # else the first call imports torch._dynamo, a second, and every operator runs through its wrapper
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.compute(func, args, kwargs or {})

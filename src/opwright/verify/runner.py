@@ -442,7 +442,8 @@ class _Here:
             self._channel.send(**event)
 
     def _on_case(self, case: str) -> None:
-        self._tell(running=["", case])
+        if self._channel is not None:
+            self._channel.running("", case)
 
     def run(self, jobs: Iterable[Job], emit: Callable[[Result], None]) -> None:
         """Runs jobs; `emit` is called after each."""

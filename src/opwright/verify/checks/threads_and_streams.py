@@ -447,7 +447,7 @@ def _in_threads(target: Target, trial: Trial, given: list[list[Any]], copies: bo
     if bad or all(trial.agree(result, right, values) for values, right, results in found for result in results):
         return bad[0] if bad else ""
     shared = "do calls share memory, a `static` buffer" if copies else "does a call write into its input"
-    return f"several threads at once give different values: {shared}, or do threads of a call share a variable?"
+    return f"several threads at once differ from one thread: {shared}, or do threads of a call share a variable?"
 
 
 def _run_all(running: list[threading.Thread]) -> None:

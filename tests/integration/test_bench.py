@@ -200,10 +200,7 @@ def count_ones(x: Int64[Tensor, "n"]) -> Int64[Tensor, ""]:
 
 
 def test_an_operator_of_integers_is_measured_once() -> None:
-    both = [
-        plans(count_ones.operator, None, None, None, dtypes, CPU)
-        for dtypes in ([torch.float32], [torch.float32, torch.bfloat16])
-    ]
+    both = [plans(count_ones.operator, None, None, None, dtypes, CPU) for dtypes in (None, [torch.int64])]
     assert len(both[0]) == len(both[1])
 
 

@@ -1,8 +1,8 @@
 """The defects of torch.utils.cpp_extension 2.13 by name: each shows with PyTorch's own, and not with Opwright's.
 
-Every test runs one program twice, and only the module that it imports differs. PyTorch's half must fail in
+Every test runs one program twice, and only the module that it imports differs. PyTorch's builder must fail in
 the way that is described, so that a test which could not fail shows itself; a PyTorch that has mended a
-defect skips that half.
+defect skips that builder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def inline(name, value, **options):
 
 
 @dataclass
-class Half:
-    """One of the two: how its programs run, and how what they say is judged."""
+class Builder:
+    """PyTorch's `cpp_extension` or Opwright's: runs programs that use it, and judges what they print."""
 
     module: str
     folder: Path
@@ -83,32 +83,32 @@ class Half:
 
 
 @pytest.fixture(params=["torch.utils.cpp_extension", "opwright.cpp_extension"], ids=["torch", "opwright"])
-def half(request: pytest.FixtureRequest, tmp_path: Path) -> Half:
+def builder(request: pytest.FixtureRequest, tmp_path: Path) -> Builder:
     if request.param.startswith("torch") and not shutil.which(
         "ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
     ):
         pytest.skip("no ninja, which PyTorch's own needs: `pip install ninja`")
     (tmp_path / "torch").mkdir()
-    return Half(request.param, tmp_path)
+    return Builder(request.param, tmp_path)
 
 
-def test_1_a_stale_lock_is_waited_for_without_end(half: Half, tmp_path: Path) -> None:
+def test_1_a_stale_lock_is_waited_for_without_end(builder: Builder, tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    got = half.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
-    if half.module.startswith("torch"):
+    got = builder.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
+    if builder.module.startswith("torch"):
         assert (tmp_path / "main.cpp").is_file()  # it came as far as the lock, and was not just slow
         if (tmp_path / "build.ninja").exists():
             got = "past the lock"  # the build may take longer than the time that was waited
-    half.judge(got, "3", "still running after")
+    builder.judge(got, right="3", symptom="still running after")
 
 
-def test_2_a_finished_build_needs_ninja(half: Half) -> None:
+def test_2_a_finished_build_needs_ninja(builder: Builder) -> None:
     program = "print(inline('warm', 4).value())"
-    assert half.run(program) == "4"
-    half.judge(half.run(program, PATH="/nonexistent"), "4", "Ninja is required")
+    assert builder.run(program) == "4"
+    builder.judge(builder.run(program, PATH="/nonexistent"), "4", "Ninja is required")
 
 
-def test_3_two_processes_with_one_name_and_two_sources(half: Half, tmp_path: Path) -> None:
+def test_3_two_processes_with_one_name_and_two_sources(builder: Builder, tmp_path: Path) -> None:
     """PyTorch's second process writes the first one's source anew, waits, and takes what was made."""
     build = tmp_path / "build"
     build.mkdir()
@@ -122,7 +122,7 @@ def test_3_two_processes_with_one_name_and_two_sources(half: Half, tmp_path: Pat
 
     def run(value: int) -> str:
         program = f"print(inline('same', {value}, build_directory={str(build)!r}).value())"
-        return half.run(program, CXX=str(compiler))
+        return builder.run(program, CXX=str(compiler))
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(run, 111)
@@ -131,10 +131,10 @@ def test_3_two_processes_with_one_name_and_two_sources(half: Half, tmp_path: Pat
             time.sleep(0.02)
         second = pool.submit(run, 222)
         got = f"{first.result()} {second.result()}"
-    half.judge(got, "111 222", "^(111 111|222 222)$")
+    builder.judge(got, "111 222", "^(111 111|222 222)$")
 
 
-def test_4_two_sources_with_one_base_name(half: Half, tmp_path: Path) -> None:
+def test_4_two_sources_with_one_base_name(builder: Builder, tmp_path: Path) -> None:
     program = f"""
 import pathlib
 files = [pathlib.Path({str(tmp_path)!r}, folder, "k.cpp") for folder in "ab"]
@@ -143,10 +143,10 @@ for file, text in zip(files, ("int other();" + source("other()"), "int other() {
     file.write_text(text)
 print(load("base_names", [str(file) for file in files]).value())
 """
-    half.judge(half.run(program), "6", r"multiple rules generate k\.o")
+    builder.judge(builder.run(program), "6", r"multiple rules generate k\.o")
 
 
-def test_5_the_callers_lists_are_changed(half: Half) -> None:
+def test_5_the_callers_lists_are_changed(builder: Builder) -> None:
     program = """
 cpp, cuda = ["int f();"], ["int f() { return 1; }"]
 try:
@@ -155,7 +155,7 @@ except Exception:
     pass  # the compiler is /bin/false
 print(len(cpp), len(cuda))
 """
-    half.judge(half.run(program, CXX="false"), "1 1", "^5 4$")
+    builder.judge(builder.run(program, CXX="false"), "1 1", "^5 4$")
 
 
 # What a build of a CUDA source asks for its flags; the compiler itself need not be there.
@@ -166,9 +166,9 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("given", ["-march=native", "-I/home/research/include"])
-def test_6_a_flag_with_arch_inside_takes_the_architectures_away(half: Half, given: str) -> None:
-    program = FLAGS[half.module] + f"print('sm_80' in str(flags(['-Xcompiler', {given!r}])))"
-    half.judge(half.run(program, TORCH_CUDA_ARCH_LIST="8.0"), "True", "^False$")
+def test_6_a_flag_with_arch_inside_takes_the_architectures_away(builder: Builder, given: str) -> None:
+    program = FLAGS[builder.module] + f"print('sm_80' in str(flags(['-Xcompiler', {given!r}])))"
+    builder.judge(builder.run(program, TORCH_CUDA_ARCH_LIST="8.0"), "True", "^False$")
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_6_a_flag_with_arch_inside_takes_the_architectures_away(half: Half, give
     ],
     ids=["none listed", "12.0f"],
 )
-def test_7_no_gpu(half: Half, listed: str, right: str, symptom: str) -> None:
-    program = FLAGS[half.module] + f"print({right!r} if {right!r} in str(flags([])) else flags([]))"
+def test_7_no_gpu(builder: Builder, listed: str, right: str, symptom: str) -> None:
+    program = FLAGS[builder.module] + f"print({right!r} if {right!r} in str(flags([])) else flags([]))"
     env = {"TORCH_CUDA_ARCH_LIST": listed, "OPWRIGHT_ARCH": "", "CUDA_VISIBLE_DEVICES": ""}
-    half.judge(half.run(program, **env), right, symptom)
+    builder.judge(builder.run(program, **env), right, symptom)
 
 
 # A cell that is run, edited, and run again: first another result, then another schema.
@@ -217,16 +217,16 @@ print(torch.ops.cells.f(10), len(torch.ops.cells.f.default._schema.arguments))
 
 
 @pytest.mark.parametrize("kind", ["STABLE_TORCH_LIBRARY", pytest.param("TORCH_LIBRARY", marks=pytest.mark.slow)])
-def test_8_an_edited_cell_ends_the_process(half: Half, kind: str) -> None:
+def test_8_an_edited_cell_ends_the_process(builder: Builder, kind: str) -> None:
     parameter = ", int64_t y" if kind == "TORCH_LIBRARY" else ""
     program = f"TEXT, PARAMETER = {CELLS[kind]!r}, {parameter!r}" + EDITED
     last = 14 if parameter else 13
-    half.judge(half.run(program), f"11\n12\n{last} 2", r"^11\n(?!12)[\s\S]*exit -(6|11)")
+    builder.judge(builder.run(program), f"11\n12\n{last} 2", r"^11\n(?!12)[\s\S]*exit -(6|11)")
 
 
-def test_9_nothing_is_optimised(half: Half) -> None:
+def test_9_nothing_is_optimised(builder: Builder) -> None:
     program = (
         'text = "#ifdef __OPTIMIZE__\\n#define LEVEL 2\\n#else\\n#define LEVEL 0\\n#endif\\n" + source("LEVEL")\n'
         'print(load_inline("level", [text], no_implicit_headers=True).value())'
     )
-    half.judge(half.run(program), "2", "^0$")
+    builder.judge(builder.run(program), "2", "^0$")

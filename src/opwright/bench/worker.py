@@ -227,24 +227,24 @@ def answer(channel: Channel) -> None:
     targets = _find_targets(request)
     _what(request)  # what is wrong with it is said before anything is verified
 
-    def name_next(name: str) -> None:
+    def announce(name: str) -> None:
         channel.running("", "preparation")
         hint = memory_hint(targets[name], has_samples=False)
         channel.send(operator=name, machine=builtins_of(machine_card(device)), memory_hint=hint)
 
-    unfit: dict[str, CheckError] = {}  # what was asked, an axis or a dtype, is of other operators
+    unfit: dict[str, CheckError] = {}  # they lack the axis or the dtype that was asked for
     for name in [name for name in targets if name not in request["skip"]]:
-        name_next(name)
+        announce(name)
         try:
             answer_for(targets[name], request, channel)
         except (BuildError, ContractError, KernelError, NotVerifiedError) as error:  # of this operator only
             channel.send(refused=describe_error(error))
         except CheckError as error:
             unfit[name] = error
-    if unfit and len(unfit) == len(targets):  # of none
+    if unfit and len(unfit) == len(targets):  # no operator has it
         raise next(iter(unfit.values()))
     for name, error in unfit.items():
-        name_next(name)
+        announce(name)
         channel.send(refused=describe_error(error))
 
 

@@ -123,7 +123,7 @@ def _sweep_plans(
 def _dtypes_in(
     operator: Operator, family: Family | None, asked: Sequence[torch.dtype] | None
 ) -> list[torch.dtype] | list[None]:
-    """Returns those of the dtypes that an operator has, usual ones if none are asked for; else None, for its first.
+    """Returns the dtypes to measure: those of the asked or the usual ones that an operator has; None alone: its first.
 
     Raises:
         CheckError: it has none of those that were asked for.

@@ -67,7 +67,7 @@ def lay_out(fill: Callable[[tuple[int, ...]], torch.Tensor], shape: tuple[int, .
 
 
 def put_in_layout(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """Returns these values in a memory layout; in an expanded one the first entry everywhere."""
+    """Returns these values in a memory layout; an expanded one repeats the first entry."""
     values = values.detach()
     if layout == "expanded":
         return values[:1].clone().expand(values.shape) if values.ndim else values

@@ -36,7 +36,7 @@ _NVCC_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _CPP_SUFFIXES = (".cpp", ".cc", ".cxx", ".C", ".c++", ".cp", ".CPP")
 # Flags for debug information, which names files: those of GCC, and those of nvcc for device code.
 _DEBUG_FLAG = re.compile(r"-g([1-3]|gdb\d?|dwarf.*)?|--debug|-G|--device-debug|-lineinfo|--generate-line-info")
-# Flags whose objects differ from CPU to CPU, also where nvcc passes them on.
+# Flags that make an object depend on the CPU that compiles it, also where nvcc passes them on; then on the GPU.
 _NATIVE_FLAG = re.compile(r"-m(arch|tune|cpu)=native\b")
 _NATIVE_GPU_FLAG = re.compile(r"(-arch|--gpu-architecture)=native")
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
@@ -414,7 +414,7 @@ def _may_need_whole(source: Source, output: str) -> bool:
 
 
 def identity_of(compiler: Compiler, nvcc: Nvcc | None) -> str:
-    """Returns the identity of what compiles an extension; that of nvcc also stands for the headers of CUDA."""
+    """Returns one identity for both compilers; nvcc's changes when the headers of CUDA do."""
     return f"{compiler.identity}; {nvcc.identity}" if nvcc else compiler.identity
 
 

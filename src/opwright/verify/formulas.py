@@ -36,7 +36,7 @@ def packets(names: str) -> frozenset[Any]:
 
 @functools.cache
 def is_view(func: Any) -> bool:
-    """Returns whether an operator gives a view of what it takes."""
+    """Returns whether an operator returns a view of one of its arguments."""
     return any(r.alias_info is not None and not r.alias_info.is_write for r in _torch.schema_of(func).returns)
 
 

@@ -1,6 +1,6 @@
 // GELU(input + bias) and its gradients on a GPU, each in one pass. The formulas are
 // opwright/math.h's; NOTES.md has the layout and the measurements behind the constants.
-#include <opwright/cluster.cuh>
+#include <opwright/copy.cuh>
 #include <opwright/kernel.h>
 #include <opwright/launch.cuh>
 #include <opwright/math.h>
@@ -8,6 +8,8 @@
 #include <opwright/rows.cuh>
 #include <opwright/scratch.h>
 #include <opwright/vector.cuh>
+
+#include <algorithm>
 
 using opwright::compute_t;
 using opwright::kPackWidth;

@@ -3,8 +3,6 @@
 // bytes and leave in rows. Included by cuda.cu, behind its formulas.
 #pragma once
 
-#include <algorithm>
-
 // How many tiles a block goes through at most, and how many it holds at once.
 constexpr int kTransposedDeep = 16, kTransposedStages = 3;
 // Blocks that a multiprocessor holds at once: it limits the registers of a thread to 80, or 64.
@@ -73,10 +71,8 @@ struct Tiles {
       const int64_t at_row = row + (source.is_transposed ? along : line);
       const int64_t at_column = column + (source.is_transposed ? line : along);
       if (at_row < rows && at_column < n) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                         opwright::shared_address(tile + place(line, pack, source.is_transposed))),
-                     "l"(source.data + at_row * source.row + at_column * source.column)
-                     : "memory");
+        opwright::copy_async(tile + place(line, pack, source.is_transposed),
+                             source.data + at_row * source.row + at_column * source.column);
       }
     }
   }
@@ -118,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kTransposedBlocks<T>)
       Tiles<T>::copy(first, rows.panels, rows.n, row, first_column, to);
       if (kIsBackward) Tiles<T>::copy(second, rows.panels, rows.n, row, first_column, to + kTile);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    opwright::end_copies();
   };
   opwright::wait_for_previous();
   S biases[kWidth] = {}, sums[kWidth] = {};
@@ -129,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kTransposedBlocks<T>)
   for (int i = 0; i < kTransposedStages - 1; ++i) copy(begin + i * kSide, i);
   int stage = 0;
   for (int64_t row = begin; row < end; row += kSide) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kTransposedStages - 2) : "memory");
+    opwright::wait_for_copies<kTransposedStages - 2>();
     __syncthreads();  // and all have read what the next copy goes over
     copy(row + (kTransposedStages - 1) * kSide,
          (stage + kTransposedStages - 1) % kTransposedStages);
@@ -156,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kTransposedBlocks<T>)
   }
   opwright::let_next_start();
   if constexpr (kIsBackward) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    opwright::wait_for_copies();
     __syncthreads();  // the sums take the place of the tiles
     opwright::write_column_sums<T, S, kWidth>(sums, rows, partials, grad_bias, grad_bias_stride);
   }

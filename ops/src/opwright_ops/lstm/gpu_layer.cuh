@@ -1,6 +1,7 @@
 // What the kernels of an LSTM on a GPU read: options, masks, parameters; sums over a block.
 #pragma once
 
+#include <opwright/copy.cuh>
 #include <opwright/kernel.h>
 #include <opwright/math.h>
 #include <opwright/tensor.h>

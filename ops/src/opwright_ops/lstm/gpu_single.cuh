@@ -99,18 +99,9 @@ struct Single {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         E* const to = &x_of[step % kAhead][j][unit];
-#if __CUDA_ARCH__ >= 800
-        if (is_real && step < a.count)
-          asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)),
-                       "l"(from_input + j * H)
-                       : "memory");
-#else
-        if (is_real && step < a.count) *to = from_input[j * H];
-#endif
+        if (is_real && step < a.count) opwright::copy_async<sizeof(E)>(to, from_input + j * H);
       }
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
+      opwright::end_copies();
       from_input += inputs;
     };
     for (int step = 0; step < kAhead; ++step) fetch(step);
@@ -129,9 +120,7 @@ struct Single {
     for (int step = 0; step < a.count; ++step) {
       const int64_t t = a.first + step * direction;
       const bool is_last = step + 1 == a.count, is_active = is_real && layer.is_active(t, entry);
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.wait_group %0;" ::"n"(kAhead - 1) : "memory");
-#endif
+      opwright::wait_for_copies<kAhead - 1>();
       E z[4], c_after = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) z[j] = x_of[step % kAhead][j][unit] + bias[j];

@@ -82,23 +82,22 @@ class Staged {
 
   // Starts to copy a pack of the next row. It takes the place of the row that is computed.
   __device__ OPWRIGHT_INLINE void copy(int k, bool is_there, bool is_row) {
-    copy_async(at(0, k), input_ + k * step_, is_there && is_row);
-    copy_async(at(1, k), grad_ + k * step_, is_there && is_row);
-    if (kNorm == Norm::add_rms) copy_async(at(2, k), sum_ + k * step_, is_there && is_row);
+    opwright::copy_async(at(0, k), input_ + k * step_, is_there && is_row);
+    opwright::copy_async(at(1, k), grad_ + k * step_, is_there && is_row);
+    if (kNorm == Norm::add_rms)
+      opwright::copy_async(at(2, k), sum_ + k * step_, is_there && is_row);
     if (kFirstBytes > 0 && k == 0 && is_first_lane_)
-      copy_async(firsts_ + place_ * kFirstBytes, input_ - column_, is_row);
+      opwright::copy_async(firsts_ + place_ * kFirstBytes, input_ - column_, is_row);
   }
   // After the copies of a row.
   __device__ OPWRIGHT_INLINE void next() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    opwright::end_copies();
     input_ += teams_ * p_.input.stride, grad_ += teams_ * p_.grad_output.stride;
     if (kNorm == Norm::add_rms) sum_ += teams_ * p_.grad_sum.stride;
     place_ ^= 1;
   }
   // Waits for the copies of the oldest row.
-  __device__ OPWRIGHT_INLINE void wait() const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kRows - 1) : "memory");
-  }
+  __device__ OPWRIGHT_INLINE void wait() const { opwright::wait_for_copies<kRows - 1>(); }
   __device__ OPWRIGHT_INLINE void read(int tensor, int k, compute_t<T> (&to)[N]) const {
     opwright::unpack(*reinterpret_cast<const Pack<T, N>*>(at(tensor, k)), to);
   }
@@ -120,12 +119,6 @@ class Staged {
 
   __device__ OPWRIGHT_INLINE unsigned char* at(int tensor, int k) const {
     return packs_ + place_ * kWarpBytes + (tensor * kPacks + k) * (kWarp * 16);
-  }
-  __device__ OPWRIGHT_INLINE static void copy_async(void* to, const T* from, bool is_there) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(opwright::shared_address(to)),
-        "l"(from), "r"(is_there ? 16 : 0)
-        : "memory");
   }
 
   const Backward<T, W>& p_;
@@ -385,7 +378,7 @@ __global__ void __launch_bounds__(backward_threads(kPacks)) norm_backward_kernel
   }
   if (!has_sums) return;
   if constexpr (kIsHeld) {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    opwright::wait_for_copies();
     __syncthreads();  // the sums take the place of the rows
     OPWRIGHT_UNROLL
     for (int k = 0; k < kPacks; ++k) {

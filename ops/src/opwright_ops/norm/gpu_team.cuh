@@ -5,6 +5,7 @@
 #pragma once
 
 #include <opwright/cluster.cuh>
+#include <opwright/copy.cuh>
 #include <opwright/launch.cuh>
 #include <opwright/reduce.cuh>
 #include <opwright/tensor.h>

@@ -3,13 +3,10 @@
 
 #include <cstdint>
 
+#include "opwright/copy.cuh"
 #include "opwright/types.h"
 
 namespace opwright {
-
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 
 // This block among those of its cluster.
 __device__ inline uint32_t cluster_rank() {

@@ -1,4 +1,5 @@
-// Norms of rows: each row is read once and written once, where it fits in the registers of a block.
+// Norms of rows: each row is read once and written once, where it fits in the registers or the
+// shared memory of a block.
 #pragma once
 
 #include "gpu_team.cuh"
@@ -16,15 +17,16 @@ struct Forward {
   RowsOf<T> output, sum;
 };
 
-template <typename T, typename W, Norm kNorm, int kPacks>
+// kIsStaged: packs are copied to shared memory, and read from there in each pass.
+template <typename T, typename W, Norm kNorm, int kPacks, bool kIsStaged>
 __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(Forward<T, W> p) {
   using S = compute_t<T>;
   using Part = Slice<T, kPacks>;
   using Index = typename Part::Index;
   constexpr int N = Part::N;
   constexpr bool kIsLayer = kNorm == Norm::layer, kIsHeld = Part::kIsHeld;
-  // Up to 4 packs are kept unpacked, less the mean; 8 are kept as they lie in memory.
-  constexpr bool kKeepsNumbers = kIsHeld && kPacks <= 4;
+  // Up to 4 packs in registers are unpacked, less the mean; 8 are kept as they lie in memory.
+  constexpr bool kKeepsNumbers = kIsHeld && kPacks <= 4 && !kIsStaged;
   // The mean is rounded: the sum of the differences to it tells by how much, and corrects it and
   // the squares. Sums of equal 16-bit numbers are exact, and other errors are below their
   // precision.
@@ -60,34 +62,62 @@ __global__ void __launch_bounds__(kPacks == 4 ? 512 : kMaxThreads) norm_kernel(F
   opwright::let_next_start();  // waits for the kernel in front, too
 
   const T* from = p.input.row(row);
-  Pack<T, N> packs[Part::kHeld] = {};
+  Pack<T, N> packs[kIsStaged ? 1 : Part::kHeld] = {};
+  extern __shared__ __align__(16) unsigned char staged_bytes[];
+  // Those of all threads lie side by side; the residual's are behind the input's.
+  Pack<T, N>* const staged =
+      reinterpret_cast<Pack<T, N>*>(staged_bytes) + threadIdx.y * blockDim.x + threadIdx.x;
+  const int apart = blockDim.x * blockDim.y;
+  const auto pack = [&](int k) -> Pack<T, N>& {
+    if constexpr (kIsStaged)
+      return staged[k * apart];
+    else
+      return packs[k];
+  };
+  if constexpr (kIsStaged) {
+    OPWRIGHT_UNROLL
+    for (int k = 0; k < kPacks; ++k) {
+      const Index column = mine.first + k * mine.step;
+      const bool is_there = column < mine.n;
+      const Index at = is_there ? column : 0;
+      opwright::copy_async(&pack(k), from + at, is_there);
+      if (kNorm == Norm::add_rms)
+        opwright::copy_async(&pack(kPacks + k), p.residual.row(row) + at, is_there);
+    }
+    opwright::wait_for_copies();
+  } else if constexpr (kNorm != Norm::add_rms) {
+    mine.fetch(from, packs);
+  }
   if constexpr (kNorm == Norm::add_rms) {
     T* sums = p.sum.row(row);
     each([&](int k, Index column, bool is_there) {
       if (!is_there) return;
       S x[N], y[N];
-      mine.values(from, column, x);
-      mine.values(p.residual.row(row), column, y);
+      if constexpr (kIsStaged) {
+        opwright::unpack(pack(k), x);
+        opwright::unpack(pack(kPacks + k), y);
+      } else {
+        mine.values(from, column, x);
+        mine.values(p.residual.row(row), column, y);
+      }
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) x[j] += y[j];
-      if constexpr (kIsHeld) packs[k] = opwright::pack_of<T>(x);
+      if constexpr (kIsHeld) pack(k) = opwright::pack_of<T>(x);
       mine.store(sums, column, x);
     });
     from = sums;
-  } else {
-    mine.fetch(from, packs);
   }
   S numbers[kKeepsNumbers ? kPacks : 1][N];
   if constexpr (kKeepsNumbers) {
     OPWRIGHT_UNROLL
-    for (int k = 0; k < kPacks; ++k) opwright::unpack(packs[k], numbers[k]);
+    for (int k = 0; k < kPacks; ++k) opwright::unpack(pack(k), numbers[k]);
   }
   const auto read = [&](int k, Index column, S(&x)[N]) {
     if constexpr (kKeepsNumbers) {
       OPWRIGHT_UNROLL
       for (int j = 0; j < N; ++j) x[j] = numbers[k][j];
     } else if constexpr (kIsHeld) {
-      opwright::unpack(packs[k], x);
+      opwright::unpack(pack(k), x);
     } else {
       mine.values(from, column, x);
     }
@@ -158,20 +188,31 @@ template <Norm kNorm, typename T, typename W>
 void norm_forward(const Forward<T, W>& p, bool is_aligned, cudaStream_t stream) {
   const int64_t packs = (p.n + kPackWidth<T> - 1) / kPackWidth<T>;
   const int multiprocessors = opwright::current_device().multiprocessors;
-  const auto start = [&](auto kernel, int threads) {
+  const auto start = [&](auto kernel, int threads, int staged_packs) {
     // Few rows are spread over all multiprocessors.
     const int64_t spread = (p.rows + multiprocessors - 1) / multiprocessors;
-    const int most = teams_in(256, threads);
+    // Rather more than 256 threads in a block than fewer, since it takes time to start one. With
+    // 224 threads a row, two of them in a block were slower.
+    const int most = teams_in(threads < 224 ? (255 / threads + 1) * threads : 256, threads);
     const int teams = threads >= kWarp && spread < most ? static_cast<int>(spread) : most;
-    launch(kernel, (p.rows + teams - 1) / teams, dim3(threads, teams), 1, 0, stream, p);
+    const size_t bytes = size_t{16} * staged_packs * threads * teams;
+    launch(kernel, (p.rows + teams - 1) / teams, dim3(threads, teams), 1, bytes, stream, p);
   };
   // float64 has the general kernel alone: its rows come from the first-level cache the second time.
   constexpr bool kHolds = sizeof(T) < 8;
   const auto choose = [&]<int kPacks>(int threads) {
-    if (kHolds && is_aligned)
-      start(norm_kernel < T, W, kNorm, kHolds ? kPacks : 0 >, threads);
-    else
-      start(norm_kernel<T, W, kNorm, 0>, threads);
+    if (!kHolds || !is_aligned) return start(norm_kernel<T, W, kNorm, 0, false>, threads, 0);
+    // What is faster where: the layer norm has more instructions, and short or very long rows of
+    // the RMS norm lose.
+    if constexpr (kHolds && kNorm == Norm::add_rms && kPacks == 4) {
+      start(norm_kernel<T, W, kNorm, kPacks, true>, threads, 2 * kPacks);
+    } else if constexpr (kHolds) {
+      if constexpr (kNorm == Norm::rms && kPacks > 1) {
+        if (threads >= 128 && threads <= 512)
+          return start(norm_kernel<T, W, kNorm, kPacks, true>, threads, kPacks);
+      }
+      start(norm_kernel<T, W, kNorm, kPacks, false>, threads, 0);
+    }
   };
   if (packs <= kWarp)
     choose.template operator()<1>(power_of_two(packs));
@@ -180,7 +221,7 @@ void norm_forward(const Forward<T, W>& p, bool is_aligned, cudaStream_t stream) 
   else if (packs <= 8 * kMaxThreads)
     choose.template operator()<8>(whole_warps((packs + 7) / 8));
   else
-    start(norm_kernel<T, W, kNorm, 0>, kMaxThreads);
+    start(norm_kernel<T, W, kNorm, 0, false>, kMaxThreads, 0);
 }
 
 }  // namespace opwright_ops

@@ -1,5 +1,6 @@
 // Rotary position embedding on a GPU: queries and keys in one launch, forward, backward and in
 // place. NOTES.md has the layout.
+#include <opwright/copy.cuh>
 #include <opwright/kernel.h>
 #include <opwright/launch.cuh>
 #include <opwright/vector.cuh>
@@ -14,6 +15,8 @@ using opwright::View;
 constexpr int kMaxThreads = 128, kMinBlocks = 8;
 // Heads that a thread rotates with one read of the tables.
 constexpr int kHeads = 2;
+// A pack that comes through shared memory.
+constexpr int kStagedBytes = 16;
 // Results of more bytes are written as streamed: the second-level cache of an H100 has 50 MB, and
 // would not hold them until they are read.
 constexpr int64_t kMostCached = int64_t{32} << 20;
@@ -104,7 +107,8 @@ __device__ OPWRIGHT_INLINE void store(T* at, Pack<T, N> pack, bool is_streamed) 
 }
 
 // A thread takes two packs of N elements in the rows of several heads at one time step. Packs
-// behind the rotated columns are copied, two to a thread.
+// behind the rotated columns are copied, two to a thread. Packs of 16 bytes come through shared
+// memory.
 template <typename T, int N>
 __global__ void __launch_bounds__(kMaxThreads, kMinBlocks) rotate_kernel(Rotation<T> p) {
   using S = compute_t<T>;
@@ -119,6 +123,12 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks) rotate_kernel(Rotatio
   const int64_t time = static_cast<int64_t>(tile) * blockDim.y + threadIdx.y;
   if (time >= p.times) return;
   const int first_head = static_cast<int>(chunk) * kHeads;
+  constexpr bool kIsShared = sizeof(Pack<T, N>) == kStagedBytes;
+  extern __shared__ __align__(16) unsigned char staged_bytes[];
+  // Of this thread; those of all threads lie side by side.
+  Pack<T, N>* const staged =
+      reinterpret_cast<Pack<T, N>*>(staged_bytes) + threadIdx.y * blockDim.x + threadIdx.x;
+  const int apart = blockDim.x * blockDim.y;
   const int all = p.q.count + p.k.count;
   const int end_head = first_head + kHeads < all ? first_head + kHeads : all;
   for (int64_t column = threadIdx.x; column < p.columns; column += blockDim.x) {
@@ -161,13 +171,25 @@ __global__ void __launch_bounds__(kMaxThreads, kMinBlocks) rotate_kernel(Rotatio
       const Plane<const T>& plane = is_key ? p.k.from : p.q.from;
       const T* row = plane.data + batch * plane.batch + time * plane.time +
                      (is_key ? h - p.q.count : h) * plane.head;
-      a[i] = opwright::load_pack<N>(row + first * plane.column);
-      if (has_second) b[i] = opwright::load_pack<N>(row + second * plane.column);
+      const T* const at = row + first * plane.column;
+      const T* const second_at = row + second * plane.column;
+      if constexpr (kIsShared) {
+        opwright::copy_async(staged + 2 * i * apart, at);
+        if (has_second) opwright::copy_async(staged + (2 * i + 1) * apart, second_at);
+      } else {
+        a[i] = opwright::load_pack<N>(at);
+        if (has_second) b[i] = opwright::load_pack<N>(second_at);
+      }
     }
+    if (kIsShared) opwright::wait_for_copies();
     OPWRIGHT_UNROLL
     for (int i = 0; i < kHeads; ++i) {
       const int h = first_head + i;
       if (h >= end_head) break;
+      if constexpr (kIsShared) {
+        a[i] = staged[2 * i * apart];
+        if (has_second) b[i] = staged[(2 * i + 1) * apart];
+      }
       if (is_rotated) {
         S x[N], y[N];
         opwright::unpack(a[i], x);
@@ -241,7 +263,8 @@ void rotate_all(const View<Q, 4>& q, const View<Q, 4>& k, const View<const float
   p.tiles = static_cast<unsigned>(tiles);
   opwright::check(blocks < int64_t{1} << 31, "more time steps than one launch has blocks for");
   opwright::launch_behind(is_packed ? rotate_kernel<T, kWidth> : rotate_kernel<T, 1>,
-                          dim3(static_cast<unsigned>(blocks)), dim3(side, deep), 0, stream, p);
+                          dim3(static_cast<unsigned>(blocks)), dim3(side, deep),
+                          is_packed ? side * deep * 2 * kHeads * kStagedBytes : 0, stream, p);
 }
 
 template <typename T>

@@ -24,15 +24,20 @@ using opwright::View;
 // The constants below are the best of those tried on an NVIDIA H200 (torch 2.11.0+cu130,
 // nvcc 13.0); NOTES.md has what the others cost.
 //
+// Whether the backward's packs come through shared memory, and how many of a tensor a thread has on
+// their way or in use.
+template <int N, bool kIsAligned>
+constexpr bool kIsStaged = N > 1 && kIsAligned;
+constexpr int kStages = 4;
 // Packs that a thread loads before it computes, forward and backward (there from two tensors, and
 // unaligned ones of 16-bit types take more registers); of single elements (N = 1) more, since each
 // brings fewer bytes.
 template <typename T, int N>
 constexpr int kForwardAtOnce = N > 1 || sizeof(T) > 4 ? 4 : 8;
 template <typename T, int N, bool kIsAligned>
-constexpr int kBackwardAtOnce = !kIsAligned && sizeof(T) == 2 ? 1
-                                : N > 1 || sizeof(T) > 4      ? 2
-                                                              : 4;
+constexpr int kBackwardAtOnce = kIsStaged<N, kIsAligned> || (!kIsAligned && sizeof(T) == 2) ? 1
+                                : N > 1 || sizeof(T) > 4                                    ? 2
+                                                                                            : 4;
 // Panels that a thread of the backward goes through and sums up: each block leaves a row of sums,
 // which is to be written and read again.
 template <int N>
@@ -184,7 +189,6 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   const Lot<N> lot(rows, depth);
   opwright::wait_for_previous();
   S biases[N], sums[N] = {};
-  opwright::unpack(bias.load(rows, lot), biases);
   // First, while few registers are in use.
   if constexpr (N > 1) {
     const int64_t whole = lot.end - lot.first;
@@ -204,12 +208,40 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   T* to = grad_input.at(lot);
   const int64_t grad_step = lot.step * grad_output.panel;
   const int64_t from_step = lot.step * input.panel, to_step = lot.step * grad_input.panel;
-  for (int left = lot.end - lot.first; left > 0; left -= kAtOnce * lot.step) {
+  // For each stage of this thread a gradient and an input; those of all threads lie side by side.
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  Pack<T, N>* const staged =
+      reinterpret_cast<Pack<T, N>*>(shared_bytes) + threadIdx.y * blockDim.x + threadIdx.x;
+  const auto slot = [&](int stage, int tensor) { return staged + (stage * 2 + tensor) * kThreads; };
+  // Starts to copy the next panel, if that many are left, to a stage.
+  const auto fetch = [&](int left, int stage) {
+    if (left > 0) {
+      opwright::copy_async(slot(stage, 0), grad);
+      opwright::copy_async(slot(stage, 1), from);
+    }
+    opwright::end_copies();
+    grad += grad_step;
+    from += from_step;
+  };
+  const int all = lot.end - lot.first;
+  if constexpr (kIsStaged<N, kIsAligned>) {
+    for (int i = 0; i < kStages - 1; ++i) fetch(all - i * lot.step, i);
+  }
+  opwright::unpack(bias.load(rows, lot), biases);
+  int stage = 0;
+  for (int left = all; left > 0; left -= kAtOnce * lot.step) {
     Pack<T, N> grads[kAtOnce], packs[kAtOnce];
-    opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
-      grads[i] = load<N, kIsAligned>(grad + i * grad_step);
-      packs[i] = load<N, kIsAligned>(from + i * from_step);
-    });
+    if constexpr (kIsStaged<N, kIsAligned>) {
+      fetch(left - (kStages - 1) * lot.step, (stage + kStages - 1) % kStages);
+      opwright::wait_for_copies<kStages - 1>();
+      grads[0] = *slot(stage, 0), packs[0] = *slot(stage, 1);
+      stage = (stage + 1) % kStages;
+    } else {
+      opwright::for_each_panel<kAtOnce>(lot, left, [&](int i) {
+        grads[i] = load<N, kIsAligned>(grad + i * grad_step);
+        packs[i] = load<N, kIsAligned>(from + i * from_step);
+      });
+    }
     if constexpr (!kIsAligned) {
       const int here = opwright::columns_here(rows, lot);
       if (here < N && (grad_output.gap != 0 || input.gap != 0)) {
@@ -237,9 +269,15 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     });
     opwright::for_each_panel<kAtOnce>(
         lot, left, [&](int i) { opwright::store_pack(to + i * to_step, packs[i]); });
-    grad += kAtOnce * grad_step;
-    from += kAtOnce * from_step;
+    if constexpr (!kIsStaged<N, kIsAligned>) {
+      grad += kAtOnce * grad_step;
+      from += kAtOnce * from_step;
+    }
     to += kAtOnce * to_step;
+  }
+  if constexpr (kIsStaged<N, kIsAligned>) {
+    opwright::wait_for_copies();
+    __syncthreads();  // the sums take the place of the packs
   }
   // Not at the start: the waiting blocks of the next kernel would take the place of this one's.
   opwright::let_next_start();
@@ -295,11 +333,13 @@ void bias_gelu_backward(View<const T, 2> grad_output, View<const T, 2> input, Vi
                .across = kBackwardAcross<N>,
                .blocks = opwright::current_device().multiprocessors * kBackwardBlocks});
     const auto partials = opwright::partials_of<S>(rows, tiling, N);
-    opwright::launch_behind(bias_gelu_backward_kernel<T, N, kIsAligned>, tiling.grid, tiling.block,
-                            opwright::column_sums_bytes<S, N>(tiling.block), stream, rows,
-                            tiling.depth, plane_of(rows, grad_output), plane_of(rows, input),
-                            bias_of(bias, N), approximate, plane_of(rows, grad_input), partials,
-                            grad_bias.data(), grad_bias.stride(0));
+    constexpr size_t kStaged =
+        kIsStaged<N, kIsAligned> ? kStages * 2 * kThreads * sizeof(Pack<T, N>) : 0;
+    const size_t bytes = std::max(kStaged, opwright::column_sums_bytes<S, N>(tiling.block));
+    opwright::launch_behind(
+        bias_gelu_backward_kernel<T, N, kIsAligned>, tiling.grid, tiling.block, bytes, stream, rows,
+        tiling.depth, plane_of(rows, grad_output), plane_of(rows, input), bias_of(bias, N),
+        approximate, plane_of(rows, grad_input), partials, grad_bias.data(), grad_bias.stride(0));
     opwright::sum_partials(partials, rows.n, grad_bias, stream);
   });
 }

@@ -133,7 +133,7 @@ def _rival(pair: Pair, row: dict[str, str], rows: dict[tuple[str, str], dict[str
 PICTURES = [
     Picture("beside_pytorch.svg", "time; shorter is better",
             "Times of Opwright beside those of PyTorch, as in the table below", times),
-    Picture("operators.svg", "share of the speed of a copy, bfloat16, NVIDIA H100; longer is better",
+    Picture("operators.svg", "share of the speed of a copy, bfloat16, NVIDIA H200; longer is better",
             "Operators of opwright_ops beside torch.compile, as shares of the speed of a copy", shares, 1),
     Picture("mistakes.svg", "wrong versions of bias_gelu, d_sigmoid and softmax; longer is better",
             "Wrong kernels that opwright verify and other harnesses find", harnesses, 1),

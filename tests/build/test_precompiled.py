@@ -11,9 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from opwright.build.store import Store
 from opwright.cpp_extension import objects, precompiled
+from opwright.cpp_extension.extension import Extension, build, cpp_flags
+from opwright.cpp_extension.headers import EXTENSION, WHOLE
 from opwright.store_root import make_root
 
 pytestmark = pytest.mark.compiler
@@ -57,7 +60,7 @@ def test_the_process_in_the_background_is_announced_where_it_starts(
     monkeypatch.setattr(precompiled, "Process", Process)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.delenv("CI", raising=False)
-    header = precompiled.Header("code", "c++", (), ("x",))
+    header = precompiled.Header("all", "c++", (), ("x",))
     for without, says in (("pch", False), ("", True)):
         monkeypatch.setenv("OPWRIGHT_WITHOUT", without)
         precompiled.make_in_background([header], [], Store(tmp_path))
@@ -85,8 +88,57 @@ def test_headers_are_precompiled_once_and_used(tmp_path: Path) -> None:
     assert other_flags.count("/headers/") >= 2
 
 
+def headers_read(name: str, *flags: str, own: bool = True) -> set[str]:
+    """Returns the headers that a header of PyTorch includes, behind Opwright's own or not."""
+    folders = [*([EXTENSION] if own else []), *objects.system_includes(None)]
+    command = ["c++", "-std=c++20", "-M", *flags, *(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+    text = f"#include <{name}>\n"
+    result = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return {os.path.realpath(word) for word in result.stdout.split() if "/" in word}
+
+
+@pytest.mark.parametrize("name", ["torch/extension.h", "torch/torch.h", "torch/all.h", "torch/script.h"])
+def test_the_lighter_headers_of_pytorchs_names(name: str) -> None:
+    """They leave out headers of PyTorch, and have all of them where a source needs the whole."""
+    extension = "-DTORCH_API_INCLUDE_EXTENSION_H"
+    torchs = headers_read(name, extension, own=False)
+    lighter = headers_read(name, extension)
+    assert torchs <= headers_read(name, extension, WHOLE)
+    assert not any("/torch/nn/" in path or "/jit/serialization/import" in path for path in lighter)
+    assert any(path.endswith("torch/custom_class.h") for path in lighter)
+    assert any("pybind11" in path for path in lighter) == any("pybind11" in path for path in torchs)
+
+
+SCRIPT = """
+#ifdef WITH_PYTHON
+#include <Python.h>
+#endif
+#include <torch/script.h>
+#ifdef WITH_PYTHON
+PyMODINIT_FUNC PyInit_mine() { return nullptr; }
+#endif
+static auto registry = torch::RegisterOperators().op("started_with_script::twice(Tensor x) -> Tensor",
+                                                     [](torch::Tensor x) { return x + x; });
+"""
+
+
+@pytest.mark.slow
+def test_a_source_of_torch_script_starts_from_the_precompiled_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only torch/extension.h was precompiled; torch/script.h took half a minute in each source."""
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("OPWRIGHT_WITHOUT", "")
+    flags = cpp_flags(["-DWITH_PYTHON", "-Winvalid-pch", "-Werror=invalid-pch"])
+    source = objects.Source("cpp", SCRIPT, flags=flags, name="scripted")
+    entry, _ = build(Extension("scripted", [source], kind="library", use_pch=True))
+    assert "-include " + str(tmp_path) in (entry.library.parent / "build.log").read_text()
+    torch.ops.load_library(str(entry.library))
+    assert torch.ops.started_with_script.twice(torch.ones(2)).tolist() == [2, 2]
+
+
 def test_a_header_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = precompiled.Header("code", shutil.which("c++"), ("-no-such-flag",), ("x",))
+    header = precompiled.Header("all", shutil.which("c++"), ("-no-such-flag",), ("x",))
     store = Store(tmp_path / "store")
     assert precompiled.make(header, [], store) is None
     assert precompiled.find(header, store) is None

@@ -8,6 +8,7 @@ name of its extension belong to it only where they matter.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cpp_extension import precompiled
-from opwright.cpp_extension.headers import EXTENSION, WHOLE, needs_whole, prefix_of
+from opwright.cpp_extension.headers import EXTENSION, KINDS, WHOLE, WITHOUT_PYTHON, needs_whole, prefix_of
 from opwright.errors import ExtensionError
 
 _FORMAT = "extension 4"
@@ -39,10 +40,12 @@ _DEBUG_FLAG = re.compile(r"-g([1-3]|gdb\d?|dwarf.*)?|--debug|-G|--device-debug|-
 # Flags that make an object depend on the CPU that compiles it, also where nvcc passes them on; then on the GPU.
 _NATIVE_FLAG = re.compile(r"-m(arch|tune|cpu)=native\b")
 _NATIVE_GPU_FLAG = re.compile(r"(-arch|--gpu-architecture)=native")
+_FOLDER_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")  # the next word is a folder of headers
 # A lighter header may be why a source fails that says one of these; PyTorch's own then decides.
 _MAY_NEED_WHOLE = re.compile(
     r"not a member|not declared|has not been declared|does not name|no member|no matching function|incomplete type"
-    r"|No such file|no type named|not a (class|type|template)|undeclared|undefined|PCH|\.gch"
+    r"|No such file|no type named|not a (class|type|template|namespace)|namespace name|undeclared|undefined|PCH|\.gch"
+    r"|ambiguous|redefinition|redeclar|conflict"  # with what it has and PyTorch's does not
 )
 
 
@@ -92,6 +95,17 @@ class Source:
     def as_it_is_now(self) -> Source:
         """Returns the source with the text that its file has now."""
         return replace(self, text=read_source(self.path)) if self.path else self
+
+    @property
+    def kind(self) -> str | None:
+        """What is put in front of it (`headers.KINDS`), or None."""
+        if self.prefix:
+            return self.prefix
+        if "-include" in self.flags or "-imacros" in self.flags:  # they stand before the source's first line
+            return None
+        named = [flag[2:] for flag in self.flags if flag.startswith("-I")]
+        named += [folder for flag, folder in itertools.pairwise(self.flags) if flag in _FOLDER_FLAGS]
+        return prefix_of(self.text, self.path, [*self.folders, *map(Path, filter(None, named))])
 
     @property
     def suffix(self) -> str:
@@ -321,12 +335,14 @@ class Objects:
         """Returns what is put in front of a source, or None."""
         if source.language != "cpp":
             return None
-        kind = source.prefix or prefix_of(source.text, source.path, source.folders)
+        kind = source.kind
         flags = precompiled.core_flags(source.flags)
         if kind is None or flags is None:
             return None
         identity = (self.compiler.identity, *torch_identity(), headers_digest())
-        return precompiled.Header(kind, self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity)
+        return precompiled.Header(
+            KINDS[kind], self.compiler.path, ("-DTORCH_API_INCLUDE_EXTENSION_H", *flags), identity
+        )
 
     def _ready(self, headers: dict[int, precompiled.Header | None], use_pch: bool) -> dict[precompiled.Header, Path]:
         """Returns which headers are precompiled; makes those first that pay off in this very build."""
@@ -372,6 +388,7 @@ class Objects:
         head = []
         if header:
             head += ["-include", str((ready or {}).get(header) or header.text)]
+            head += [WITHOUT_PYTHON] if source.kind == "code" else []
         if source.name and header:  # GCC takes no precompiled header that was made with another name
             (self.work / f"name{index}.h").write_text(f"#define {_NAME} {source.name}\n")
             head += ["-include", f"./name{index}.h"]

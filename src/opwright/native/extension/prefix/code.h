@@ -1,2 +1,0 @@
-#define OPWRIGHT_WITHOUT_PYTHON
-#include <torch/extension.h>

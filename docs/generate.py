@@ -146,6 +146,8 @@ def public_names(name: str) -> list[str]:
         return ["where_a_call_goes"]
     if name == "opwright.package.setuptools":  # needs a newer setuptools than some environments have
         return ["wheel_commands"]
+    if name == "opwright.cpp_extension":  # its `__all__` is that of PyTorch's module
+        return ["load", "load_inline", *importlib.import_module(name)._OWN]
     if name == "opwright_ops":
         module = importlib.import_module(name)
         found = [(each, getattr(module, each)) for each in module.__all__]

@@ -250,6 +250,20 @@ def test_names_that_are_pytorchs() -> None:
     assert set(dir(torchs)) <= set(dir(ours))
 
 
+def test_an_import_of_all_names() -> None:
+    """`from opwright.cpp_extension import *` gave neither `SyclExtension` nor eight other names of PyTorch's."""
+    found: list[dict[str, Any]] = []
+    for module in ("opwright.cpp_extension", "torch.utils.cpp_extension"):
+        names: dict[str, Any] = {}
+        exec(f"from {module} import *", names)
+        del names["__builtins__"]
+        found.append(names)
+    ours, torchs = found
+    assert ours.keys() == torchs.keys()
+    assert ours["load"] is load
+    assert ours["BuildExtension"] is not torchs["BuildExtension"]
+
+
 @pytest.mark.nvcc
 def test_headers_of_cuda_belong_to_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module that was built with another version of CUDA was returned."""

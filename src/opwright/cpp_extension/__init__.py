@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from opwright.cpp_extension.jit import load, load_inline
+from opwright.cpp_extension.jit import load as load
+from opwright.cpp_extension.jit import load_inline as load_inline
 
 _OWN = {
     "BuildExtension": "build_extension",
@@ -23,15 +24,13 @@ _OWN = {
     "library_paths": "toolkit",
 }
 
-__all__ = ["load", "load_inline", *_OWN]  # pyright: ignore[reportUnsupportedDunderAll]: made when asked for
-
 
 def __getattr__(name: str) -> Any:
     if name in _OWN:
         return getattr(importlib.import_module(f"opwright.cpp_extension.{_OWN[name]}"), name)
     from torch.utils import cpp_extension
 
-    return getattr(cpp_extension, name)
+    return getattr(cpp_extension, name)  # `__all__` too: `import *` gives the same names
 
 
 def __dir__() -> list[str]:

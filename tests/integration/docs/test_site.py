@@ -21,6 +21,8 @@ import pytest
 from header_names import public_names
 from test_pages import PAGES
 
+from opwright import cpp_extension
+
 ROOT = Path(__file__).parents[3]
 has_zensical = importlib.util.find_spec("zensical") and importlib.util.find_spec("mkdocstrings_handlers")
 needs_zensical = pytest.mark.skipif(not has_zensical, reason="no Zensical; `make docs` installs it")
@@ -82,7 +84,8 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 def test_every_public_name_of_python_has_an_entry(site: Path) -> None:
     ids = ids_of(site / "reference/python/index.html")
     names = ["opwright.bench.where_a_call_goes", "opwright.package.setuptools.wheel_commands"]
-    for module in ("opwright", "opwright.testing", "opwright.cpp_extension"):
+    names += [f"opwright.cpp_extension.{name}" for name in ("load", "load_inline", *cpp_extension._OWN)]
+    for module in ("opwright", "opwright.testing"):
         names += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     assert set(names) - ids == {"opwright.__version__", "opwright.errors"}  # a text; a page of its own
     for method in ("backward", "samples", "sweep", "cost", "baseline", "sharding"):

@@ -333,6 +333,21 @@ def test_a_named_compiler_that_is_absent(store: Path, project: Path, monkeypatch
         load("no_compiler", [str(project / "k.cpp")])
 
 
+@pytest.mark.parametrize("command", ["/nowhere/c++ -m64", "ccache nowhere-c++"])
+def test_an_absent_compiler_that_cxx_names(
+    command: str, store: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`c++` was taken in its place with no message, and the flags were omitted."""
+    monkeypatch.delenv("OPWRIGHT_CXX", raising=False)
+    monkeypatch.setenv("CXX", command)
+    with refused(store, project, errors.NoCompilerError, "(?s)CXX names does not exist.*nowhere.*unset CXX"):
+        load("named_compiler", [str(project / "k.cpp")])
+    monkeypatch.delenv("CXX")
+    load("named_compiler", [str(project / "k.cpp")])
+    monkeypatch.setenv("CXX", command)
+    assert load("named_compiler", [str(project / "k.cpp")]).value() == 1  # the cache needs no compiler
+
+
 @pytest.mark.parametrize("text", ["no program\n", "#!/nowhere/sh\n"], ids=["no program", "no interpreter"])
 def test_a_compiler_that_cannot_run(
     store: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str

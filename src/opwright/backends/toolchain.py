@@ -95,6 +95,12 @@ def find_compiler(identities: Path) -> Compiler | None:
     return None
 
 
+def absent_cxx() -> str | None:
+    """Returns the program that CXX names if there is none of that name; None where OPWRIGHT_CXX counts in its place."""
+    words = strip_launcher(os.environ.get("CXX", "").split())
+    return words[0] if words and not settings.cxx() and not shutil.which(words[0]) else None
+
+
 def strip_launcher(words: Sequence[str]) -> list[str]:
     """Returns the words of a compiler's command without ccache or sccache in front of them."""
     return list(itertools.dropwhile(lambda word: os.path.basename(word) in ("ccache", "sccache"), words))

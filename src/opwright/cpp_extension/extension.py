@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends import cuda
-from opwright.backends.toolchain import Compiler, find_compiler
+from opwright.backends.toolchain import Compiler, absent_cxx, find_compiler
 from opwright.build import compile_commands
 from opwright.build.announce import announced
 from opwright.build.changes import Watch, build_unchanged
@@ -84,11 +85,19 @@ def build(extension: Extension) -> tuple[Entry, bool]:
 
 def _ensure_built(extension: Extension, watch: Watch) -> tuple[Entry, bool]:
     store = Store(folder="extensions")
-    compiler = find_compiler(store.identities)
+    absent = absent_cxx()
+    compiler = None if absent else find_compiler(store.identities)
     identity = _identity(extension, compiler, store)
     entry = store.find(extension.key, identity, extension.roots)
     if entry:
         return entry, False
+    if absent:
+        raise NoCompilerError(
+            extension.name,
+            "the C++ compiler that CXX names does not exist",
+            rows=[("CXX", os.environ["CXX"])],
+            hint="`export CXX=g++`, or `unset CXX` to take `c++`",
+        )
     if compiler is None:
         raise NoCompilerError(
             extension.name,

@@ -47,6 +47,25 @@ def test_chunks_call_pytorch_and_take_scratch_memory(ns) -> None:
         torch.testing.assert_close(products(a, b), 2 * a @ b)
 
 
+def test_every_chunk_takes_scratch_memory(ns) -> None:
+    """On a machine of more than eight threads there are more than eight chunks."""
+
+    @operator(f"{ns}::steps", cpu=HEAD + """
+    void steps(View<const double, 1> x, View<double, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) {
+        double* kept = scratch<double>(1);
+        kept[0] = 2 * x(i);
+        output(i) = kept[0];
+      }
+    }
+    OPWRIGHT_KERNEL(steps)""")  # fmt: skip
+    def steps(x: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        return torch.zeros_like(x)  # not what the kernel gives
+
+    x = torch.randn(100, dtype=torch.double)
+    torch.testing.assert_close(steps(x), 2 * x, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("chunk", [0, 7], ids=["the first", "the last"])
 def test_the_text_of_an_exception_in_a_chunk(ns, chunk) -> None:
     @operator(f"{ns}::broken", cpu=HEAD + """

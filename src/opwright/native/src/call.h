@@ -3,6 +3,12 @@
 
 #include "glue.h"
 
+// Memory that a kernel has asked for; the call's are a list.
+typedef struct Scratch {
+  Handle tensor;
+  struct Scratch* next;
+} Scratch;
+
 typedef struct {
   const Operator* op;
   u64* stack;
@@ -16,8 +22,7 @@ typedef struct {
   i32 has_device, gives_out, is_coded, is_direct;
   i32 has_started;  // the kernel has
   i32 is_deep;      // a tensor has more than kMaxDims axes
-  i32 num_scratch;
-  Handle scratch[kMaxScratch];
+  Scratch* scratch;
   char* message;
 } Call;
 

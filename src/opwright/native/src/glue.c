@@ -121,7 +121,11 @@ static void release(Call* call, int failed) {
   }
   // PyTorch's allocator hands memory on in the order of the stream: work that is queued may still
   // use it.
-  for (i32 i = 0; i < call->num_scratch; ++i) aoti_torch_delete_tensor_object(call->scratch[i]);
+  for (Scratch* next; call->scratch; call->scratch = next) {
+    next = call->scratch->next;
+    aoti_torch_delete_tensor_object(call->scratch->tensor);
+    free(call->scratch);
+  }
   for (i32 i = 0; !failed && i < op->num_outputs; ++i)
     call->stack[i] = (u64)call->outputs[i].handle;
 }

@@ -102,7 +102,7 @@ extern void operator_delete(void*) __asm__("_ZdlPv");
 // ---- tables
 // -------------------------------------------------------------------------------------------
 
-enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMaxScratch = 8, kMessage = 512 };
+enum { kMaxRank = 16, kMaxDims = 64, kMaxArguments = 64, kMessage = 512 };
 enum { kUInt8 = 0, kCuda = 1 };  // PyTorch's numbers of a scalar type and of a device type
 
 // One axis of a tensor. `variable` indexes the sizes that a call binds; `value` computes from them.

@@ -239,22 +239,19 @@ static int make_views(Call* call, void** arguments) {
 void* opwright_scratch(i64 bytes) {
   Call* call = running;
   const i64 stride = 1;
-  Handle made;
   void* data;
   if (!call || bytes < 0) return 0;
+  Scratch* made = malloc(sizeof *made);
+  if (!made) return 0;
   if (aoti_torch_empty_strided(1, &bytes, &stride, kUInt8, call->device_type, call->device_index,
-                               &made)) {
+                               &made->tensor)) {
+    free(made);
     return 0;
   }
-  i32 at = __atomic_load_n(&call->num_scratch, __ATOMIC_RELAXED);
-  do {
-    if (at == kMaxScratch) {
-      aoti_torch_delete_tensor_object(made);
-      return 0;
-    }
-  } while (!__atomic_compare_exchange_n(&call->num_scratch, &at, at + 1, 0, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_RELAXED));
-  call->scratch[at] = made;
-  if (torch_get_mutable_data_ptr(made, &data)) return 0;
+  made->next = __atomic_load_n(&call->scratch, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(&call->scratch, &made->next, made, 1, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_RELAXED)) {
+  }
+  if (torch_get_mutable_data_ptr(made->tensor, &data)) return 0;
   return data ? data : &no_data;
 }

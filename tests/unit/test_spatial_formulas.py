@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from opwright import verify
+from opwright.verify.compare import compare
 from opwright.verify.formulas import Rounding
 from opwright.verify.oracle import expect
 from opwright.verify.spatial_formulas import INTERPOLATIONS, STEPS
@@ -103,3 +105,11 @@ def test_the_weights_gradient_of_a_convolution_is_a_long_sum() -> None:
     error = (total.double() - expected.exact[0, :, 0, 0]).abs()
     assert (error <= expected.allowance[0, :, 0, 0]).all()
     assert (expected.allowance < 1e-3 * expected.exact.abs()).all()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_convolution_whose_sum_overflows_on_the_way(is_right: bool) -> None:
+    """PyTorch adds its terms in an order that has room; whoever adds the equal ones first gets an infinity."""
+    x = torch.tensor([[[2.0, -2.0, 2.0]]]) * (2.0**126 if is_right else 2.0**119)
+    (expected,) = expect(lambda values: [F.conv1d(values[0], values[0].new_ones(1, 1, 3))], [x])
+    assert bool(compare(torch.full((1, 1, 1), math.inf), expected).message) != is_right

@@ -233,7 +233,7 @@ def test_inputs_that_the_reference_refuses_are_counted_in_a_note(ns, capsys) -> 
     print_record(record)
     assert f"note: {note}\n" in capsys.readouterr().out
     (note,) = verify(of_samples, checks=["numerics"]).notes
-    assert "refuses 4 of 16 inputs" in note
+    assert "refuses 4 of 20 inputs" in note
     assert "(first: x=f32[0] (sample 0): IndexError: amax" in note
 
 

@@ -94,7 +94,7 @@ def layer(ns):
 def test_a_backward_is_checked_on_the_samples_of_its_operator(layer) -> None:
     backward = make_target(layer.operator.backward_operator.function, None, None)
     names = [p.name for p in backward.contract.parameters]
-    assert len(backward.cases()) == 8 + 4  # of each type two copies in other layouts
+    assert len(backward.cases()) == 8 + 6  # of each type three copies in other layouts
     for dtype, case in backward.cases():
         given = dict(zip(names, case.values, strict=True))
         y, kept = layer(given["x"], given["w"], given["b"], keep=given["keep"])
@@ -128,6 +128,24 @@ void pick(View<const T, 1> x, View<const int64_t, 1> index, View<T, 1> output) {
 }
 OPWRIGHT_KERNEL(pick, float, double)
 """
+
+
+@pytest.mark.parametrize("dense", ["x", "index"])
+def test_samples_come_in_layouts_that_can_be_seen(ns, dense) -> None:
+    """The smallest sample has one element, whose strides do not matter; each tensor of another has strides once."""
+    read = {"x": "x.data()[index(i)]", "index": "x(index.data()[i])"}[dense]
+    source = PICK.replace("x(index(i)) * T(sizeof(T) == 8 ? 3 : 2)", f"{read} * 2")
+
+    @operator(f"{ns}_{dense}::pick", cpu=source)
+    def pick(x: Float[Tensor, "n"], index: Int64[Tensor, "k"]) -> Float[Tensor, "k"]:
+        return 2 * x[index]
+
+    @pick.samples
+    def samples():
+        for n in (1, 0, 5):
+            yield torch.randn(n), torch.arange(n)
+
+    assert [failure.check for failure in verify(pick, checks=["numerics"]).failures] == ["numerics"]
 
 
 def test_samples_of_one_dtype_are_taken_in_every_dtype(ns) -> None:

@@ -322,7 +322,7 @@ def test_inputs_are_samples_and_pickle() -> None:
     again = pickle.loads(pickle.dumps(case))
     assert (again.label, again.kwargs, str(again)) == (case.label, case.kwargs, str(case))
     record = opwright.verify(blend, samples=[case], checks=["numerics"])
-    assert (record.checks[0].cases, record.checks[0].outcome) == (3, "passed")  # it, and in two other layouts
+    assert (record.checks[0].cases, record.checks[0].outcome) == (4, "passed")  # it, and in three other layouts
 
 
 def test_cases_are_fresh_and_keep_their_strides() -> None:

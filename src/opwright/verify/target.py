@@ -536,19 +536,32 @@ def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
 
 
+# Of the tensors of a sample, one after the other. In one of the mixed ones, each tensor has gaps.
+_SAMPLE_LAYOUTS = {
+    "offset": ("offset",),
+    "mixed layouts": ("sliced", "contiguous", "transposed", "offset"),
+    "other mixed layouts": ("contiguous", "sliced", "offset", "transposed"),
+}
+
+
 def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
     """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
 
-    It is the one with the most tensors, of those the smallest.
+    It is the one with the most tensors, of those the one with the fewest axes of one entry or none, whose strides
+    do not matter, and of those the smallest.
     """
     for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
         own = [case for case in cases if _dtype_of(case) == dtype and count_elements(case.values)]
         if not own:
             continue
-        case = min(own, key=lambda c: (-len(tensors_of(c.values)), count_elements(c.values)))
-        for layouts in (("offset",), ("sliced", "contiguous", "transposed", "offset")):
-            label = f"{case.label}, {'mixed layouts' if layouts[1:] else layouts[0]}"
-            yield dtype, replace(case, label=label, values=_put(case.values, layouts))
+        case = min(own, key=_rank_for_layouts)
+        for what, layouts in _SAMPLE_LAYOUTS.items():
+            yield dtype, replace(case, label=f"{case.label}, {what}", values=_put(case.values, layouts))
+
+
+def _rank_for_layouts(case: Case) -> tuple[int, int, int]:
+    tensors = tensors_of(case.values)
+    return -len(tensors), sum(size < 2 for t in tensors for size in t.shape), count_elements(case.values)
 
 
 def _put(values: tuple[Any, ...], layouts: Sequence[str]) -> tuple[Any, ...]:

@@ -182,6 +182,22 @@ def test_a_cache_is_the_cause_of_wrong_values() -> None:
     assert message.startswith("the same memory with two elements in the middle exchanged: ")
 
 
+def test_a_backward_that_changes_from_call_to_call_is_the_cause_of_wrong_gradients(ns) -> None:
+    """PyTorch's own words for the gradient were "backward not multiplied by grad_output"."""
+    calls = itertools.count()
+
+    @operator(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return 2 * x
+
+    @twice.backward
+    def twice_backward(grad_output):
+        return 2 * grad_output + next(calls)  # as from memory that nothing has set to zero
+
+    record = opwright.verify(twice, checks=["determinism", "gradients"], quick=True)
+    assert [failure.check for failure in record.failures] == ["backward: determinism", "gradients"]
+
+
 def test_what_reads_outside_is_said_to() -> None:
     def reads(x: Tensor) -> Tensor:
         behind = x.storage_offset() + x.numel()

@@ -40,6 +40,7 @@ from opwright.verify.tasks import Task
 from opwright.verify.tensors import tensors_of
 
 _MAX_PROCESSES = 4
+_UNSTEADY_BACKWARD = "backward: outputs written", "backward: determinism"
 
 
 @showing_warnings()
@@ -135,7 +136,7 @@ def verify(
     return VerifyRecord(
         name=request.name,
         checks=[result.check for result in results],
-        failures=sorted((failure for result in results for failure in result.failures), key=_rank),
+        failures=_in_order(failure for result in results for failure in result.failures),
         backends=_backends(results),
         machine=machine_card(),  # it wakes the GPU, after which no fork could run the checks
         created=started,
@@ -145,6 +146,17 @@ def verify(
         in_process=in_process,
         notes=[*_notes_on(request, chosen, is_built), *filter(None, [refused])],
     )
+
+
+def _in_order(failures: Iterable[Failure]) -> list[Failure]:
+    """Returns failures with those first from which others follow.
+
+    Where a backward gives other results each time, the gradients of its operator do, too.
+    """
+    found = sorted(failures, key=_rank)
+    if found and found[0].check in CHECKS and CHECKS[found[0].check].group == "gradients":
+        found.sort(key=lambda failure: failure.check not in _UNSTEADY_BACKWARD)
+    return found
 
 
 def _rank(failure: Failure) -> int:

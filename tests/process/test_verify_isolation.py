@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
@@ -529,3 +530,16 @@ def test_the_candidate_has_all_threads(ns, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     assert opwright.verify(twice, checks=["determinism"]).passed
     assert set(map(int, seen.read_text().split()[-20:])) == {before}
+
+
+def test_a_reference_that_crashes_is_named(ns) -> None:
+    """As embedding_bag of PyTorch does on some offsets; the command ended without a word."""
+
+    @opwright.operator(f"{ns}::bag")
+    def bag(x: Float[Tensor, "n"], offsets: Int64[Tensor, "b"]) -> Float[Tensor, "b"]:
+        if (offsets > 5).any():  # more than a declaration tries
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return x.new_zeros(offsets.shape)
+
+    with pytest.raises(CheckError, match=r"^`bag`: its reference crashed the process: SIGSEGV"):
+        opwright.verify(bag, checks=["refusals"])

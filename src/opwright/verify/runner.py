@@ -31,7 +31,7 @@ from opwright import _torch
 from opwright.backends.exports import may_export
 from opwright.contract.sweep import Case, without_names
 from opwright.dispatch import kernels
-from opwright.errors import BuildError, plural
+from opwright.errors import BuildError, CheckError, plural
 from opwright.isolation import (
     Channel,
     Limits,
@@ -142,6 +142,7 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
     is_fork = can_fork(jobs[0].device)
     processes = processes if is_fork else 1  # each would need a context of its own on the GPU
     if is_fork:
+        _refuse_crash(work.request, limits)
         work.request.make_cases()
     limits = replace(limits, memory_bytes=limits.memory_bytes or free_memory() // (1 + processes))
     groups: dict[str, list[Job]] = {}
@@ -181,6 +182,21 @@ def run_apart(work: Work, jobs: Sequence[Job], limits: Limits, processes: int) -
         for lane in running:
             if lane.worker is not None:
                 lane.worker.close()
+
+
+def _refuse_crash(request: Request, limits: Limits) -> None:
+    """Raises CheckError where the reference crashes: some operators of PyTorch do so on integers out of their range."""
+    target = request.made().get("")
+    unbounded = target.unbounded_integers() if target is not None else []
+    how = try_out(request.make_cases, limits.timeout_s) if unbounded else ""
+    if how.startswith("crashed"):
+        name = target.operator.declaration.name
+        raise CheckError(
+            name,
+            f"its reference {how}",
+            rows=[("no domain", ", ".join(f"`{p.name}`" for p in unbounded))],
+            hint=f"declare a domain, or `@{name}.samples`; or let the reference raise an error for what it cannot take",
+        )
 
 
 def _start_fork(processes: int, work: Work, jobs: Sequence[Job]) -> Start:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opwright._torch import tree_map
-from opwright.contract.contract import Contract
+from opwright.contract.contract import Contract, Parameter
 from opwright.contract.declared import ALL_SIZES, backward_cases, declared_cases, in_every_dtype
 from opwright.contract.domains import Range
 from opwright.contract.fill import put_in_layout
@@ -247,6 +247,13 @@ class Target:
             if not self._cases and self.operator is not None:
                 self._refuse_no_input([case for _, case in found])
         return self._cases
+
+    def unbounded_integers(self) -> list[Parameter]:
+        """Returns the integer tensors without a domain; none where there are samples, or all inputs are made."""
+        if self.operator is None or self.has_samples or self._cases is not None:
+            return []
+        integers = (p for p in self.contract.tensors if not p.type.family.has_floats)
+        return [p for p in integers if not p.domain and torch.bool not in p.type.family.dtypes]
 
     def within_time(self, cases: Iterable[Case] | None = None) -> Iterable[Case]:
         """Returns the cases, by default every input, that a check has the time for."""

@@ -315,12 +315,17 @@ def test_a_reference_that_takes_no_strides_or_no_float64_is_named(ns) -> None:
     def turned(x: Float[Tensor, "n 2"]) -> Float[Tensor, "n 2"]:
         return torch.stack((-x.view(-1)[1::2], x.view(-1)[::2]), -1)
 
+    @operator(f"{ns}::turned_by_i")
+    def turned_by_i(x: Float32[Tensor, "n 2"]) -> Float32[Tensor, "n 2"]:
+        return torch.view_as_real(torch.view_as_complex(x.contiguous()) * 1j).clone()  # of an even offset only
+
     @operator(f"{ns}::weighted")
     def weighted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * torch.dot(x, torch.ones(x.shape[0], dtype=torch.float32))
 
     for function, text in (
-        (turned, "for a tensor laid out like this: a reference takes any strides"),
+        (turned, "for a tensor laid out like this: a reference takes any strides and offsets, with `.clone("),
+        (turned_by_i, "for a tensor laid out like this: a reference takes any strides and offsets, with `.clone("),
         (weighted, "for the same values in float64: a reference takes the dtype of its arguments"),
     ):
         record = verify(function, quick=True, checks=["numerics"])

@@ -84,7 +84,8 @@ def _tell_raised(target: Target, case: Case, error: Exception, more: str = "") -
 def _why_refused(target: Target, case: Case) -> str:
     """Returns why the oracle cannot compute a case whose values the reference takes."""
     if try_reference(target.reference, case.values) is None:
-        return "for a tensor laid out like this: a reference takes any strides, with `.contiguous()` if it must"
+        remedy = "`.clone(memory_format=torch.contiguous_format)` where it must"
+        return f"for a tensor laid out like this: a reference takes any strides and offsets, with {remedy}"
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
 

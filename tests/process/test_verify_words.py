@@ -198,6 +198,23 @@ def test_a_backward_that_changes_from_call_to_call_is_the_cause_of_wrong_gradien
     assert [failure.check for failure in record.failures] == ["backward: determinism", "gradients"]
 
 
+def test_a_wrong_gradient_is_told_of_the_part_that_is_shown(ns) -> None:
+    """The numbers were those of a smaller part, and the case and the elements those of the whole."""
+
+    @operator(f"{ns}::doubled")
+    def doubled(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+        return 2 * x
+
+    @doubled.backward
+    def doubled_backward(grad_output):
+        return 3 * grad_output
+
+    (failure,) = opwright.verify(doubled, checks=["gradients"], quick=True).failures
+    assert failure.named_case == "x=f64[1, 1] (tiny), a part of x=f64[3, 2] (tiny)"
+    assert "when element 0 of `x` changes" in failure.message
+    assert failure.numbers.startswith("x = [[")
+
+
 def test_what_reads_outside_is_said_to() -> None:
     def reads(x: Tensor) -> Tensor:
         behind = x.storage_offset() + x.numel()

@@ -386,6 +386,26 @@ def test_a_result_that_depends_on_the_batch(ns, divisor: str, verdict: str) -> N
     assert found.partition(":")[0] == verdict, found
 
 
+def of_the_others(x: Tensor) -> Tensor:
+    return x - x.mean(0, keepdim=True) if x.ndim > 1 else x
+
+
+def of_the_place(x: Tensor) -> Tensor:
+    return x * torch.arange(1, x[..., 0].numel() + 1).view(*x.shape[:-1], 1)
+
+
+@pytest.mark.parametrize("compute", [of_the_others, of_the_place])
+def test_a_reference_whose_entries_depend_on_the_batch(ns, compute) -> None:
+    """It passed, and torch.vmap of the operator gave other results than a loop."""
+
+    @opwright.operator(f"{ns}_{compute.__name__}::centred")
+    def centred(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        return compute(x)
+
+    found = first_failure(opwright.verify(centred, checks=["independence"], quick=True))
+    assert "the reference gives entries 1.. of `*batch` other results" in found, found
+
+
 def test_products_that_pytorch_rounds_otherwise_in_a_part_of_the_batch(ns) -> None:
     """Its product of matrices in bfloat16 adds up in another order for fewer rows."""
 

@@ -32,7 +32,7 @@ from opwright.verify.global_state import read_passing_state
 from opwright.verify.inputs.boundaries import boundary_cases, negative_cases
 from opwright.verify.inputs.values import holds_infinities
 from opwright.verify.inputs.variations import cases_with_other_options, is_of_one, resized_cases
-from opwright.verify.oracle import try_reference
+from opwright.verify.oracle import are_finite, few_threads, to_oracle, try_reference
 from opwright.verify.oracle_process import Output
 from opwright.verify.target import Target
 from opwright.verify.tensors import (
@@ -225,6 +225,9 @@ def _tell_accepted(target: Target, case: Case, refusal: Exception) -> str:
     return f"{_ACCEPTED}, where {wanted}" + ("" if bands.are_intact() else "; it wrote outside of its inputs")
 
 
+_MODERATE, _ROUNDED = 1e4, 1e-3  # inputs, and a share of the largest result that rounding in float64 stays far below
+
+
 def independence(target: Target) -> Iterator[Finding]:
     """The promise of a variadic axis: an entry's result does not depend on the other entries.
 
@@ -274,7 +277,33 @@ def _compare_part(target: Target, case: Case, at: list[int | None], whole: Seque
     # PyTorch may add up the whole in another order than the part, as in products of matrices. Both are right then.
     if message and find_difference(target, whole, target.expect(outputs_of_reference, case.values), names)[0]:
         return f"entries 1.. of the whole differ from the call on them: {message}"
+    if message and _is_dependent(target, case, part_of, start):
+        axes = " and ".join(dict.fromkeys(f"`{o.type.axes[o.type.variadic_at]}`" for o in outputs))
+        return (
+            f"the reference gives entries 1.. of {axes} other results in a call on them alone: entries that depend on "
+            'each other, or on their place, lie along an axis with a name, such as "n"'
+        )
     return ""
+
+
+def _is_dependent(target: Target, case: Case, part_of: Callable[[Any], tuple[Any, ...]], start: int) -> bool:
+    """Returns whether the reference itself breaks the promise of a variadic axis, by far more than it rounds.
+
+    Indices of equal numbers may come in any order, so integers are not compared.
+    """
+    values, part = to_oracle(list(case.values)), to_oracle(list(part_of(case.values)))
+    if not all(bool((v.double().abs() < _MODERATE).all()) for v in tensors_of(values)):  # NaN neither
+        return False  # what is left where large terms cancel
+    with few_threads(values):
+        whole, alone = target.reference(values), target.reference(part)
+    for output, a, b in zip(target.operator.contract.outputs, whole, alone, strict=True):
+        if not isinstance(a, torch.Tensor) or not a.is_floating_point():  # an absent gradient is None
+            continue
+        kept, b = _entries_from(start, a, output.type.variadic_at).double(), b.double()
+        room = _ROUNDED * b.abs().amax().item() if b.numel() else 0.0
+        if are_finite([kept, b]) and not torch.allclose(kept, b, rtol=_ROUNDED, atol=room):
+            return True
+    return False
 
 
 def _one_nan(tensor: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,14 @@ _HELP = [
     (r"'numeric_limits' is not a member of 'std'", "`#include <limits>`"),
     (r"expected unqualified-id before string constant", "a `}` is missing above that line"),
     (r"^'at' was not declared", "half precision is `opwright::half` and `opwright::bfloat16` in a kernel"),
+    (
+        r"^'torch' was not declared|type/value mismatch at argument \d+ .*kCompiledMask",
+        "the types are those of C++: `float`, `double`, `opwright::half`, `opwright::bfloat16`, `int64_t`",
+    ),
+    (
+        r"assignment of read-only location '(\w+)\.opwright::View<const",
+        r"an input is read-only; `Mutates[...]` around the annotation of `\1` declares that it is written into",
+    ),
     (r"names no type, so", "the types that it is good for, as in `OPWRIGHT_KERNEL(name, float, double)`"),
     (r"the kernel has \S+, which is not in", "take it out of OPWRIGHT_KERNEL, or widen the annotation"),
 ]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from bench_cases import bench, reference, verified_elsewhere  # noqa: F401
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
 from opwright.bench import api, environment, measure, roofline
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
-from opwright.bench.workload import Workload
+from opwright.bench.workload import Workload, one_element, plans
 from opwright.contract.cost import Cost
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import Conditions, Limits, Timing
@@ -402,3 +402,19 @@ def test_a_backward_of_what_has_no_gradient() -> None:
 def test_a_direction_that_does_not_exist() -> None:
     with pytest.raises(CheckError, match="there is no direction 'sideways'"):
         bench(reference, directions=["sideways"])
+
+
+def test_samples_are_measured_where_the_reference_refuses_other_inputs() -> None:
+    """As of a sparse matrix, whose parts must fit together; bench ended with the error of the reference."""
+
+    @opwright.operator("bench_results::parts")
+    def parts(x: Float[Tensor, "n"], starts: Int64[Tensor, "b"]) -> Float[Tensor, "b"]:
+        if int(starts[0]) != 0 or bool((starts.diff() <= 0).any()):
+            raise ValueError("starts must be sorted, from 0 on")
+        return x[starts]
+
+    parts.samples(lambda: [(torch.randn(n), torch.arange(n)) for n in (1, 2, 3, 4, 5)])
+    cpu = torch.device("cpu")
+    found = [plan.make(0).values[0] for plan in plans(parts.operator, None, None, None, None, cpu)]
+    assert [(len(x), x.dtype) for x in found] == [(n, t) for t in (torch.float32, torch.bfloat16) for n in (2, 3, 4, 5)]
+    assert len(one_element(parts.operator, cpu).values[0]) == 1

@@ -14,7 +14,7 @@ import torch
 from opwright._torch import tree_leaves, tree_map
 from opwright.contract.axes import names_in
 from opwright.contract.contract import Contract, TensorType
-from opwright.contract.declared import declared_cases, split_sample
+from opwright.contract.declared import declared_cases, in_every_dtype, split_sample
 from opwright.contract.domains import Range
 from opwright.contract.dtypes import Family, short_name
 from opwright.contract.fill import lay_out, shape_of, tensor_dtype
@@ -30,6 +30,7 @@ from opwright.verify.tensors import copy_of
 
 _USUAL_DTYPES = (torch.float32, torch.bfloat16)
 _STAR = "*"  # the axes of `*name`, among those of a sweep
+_MAX_SAMPLES = 4  # of each dtype
 _MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
 
 
@@ -63,7 +64,34 @@ def plans(
         return [_plan_of(Case(f"sample {i}", (args, kwargs), kwargs), None) for i, (args, kwargs) in enumerate(given)]
     if samples is not None:
         return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
-    return list(_sweep_plans(operator, sweep, options, dtypes, device))
+    found = list(_sweep_plans(operator, sweep, options, dtypes, device))
+    is_free = not (sweep or options or operator._sweep)
+    if operator._samples is not None and is_free and not _is_taken(operator, found[0].make(0)):
+        return _declared_plans(operator, dtypes, device) or found
+    return found
+
+
+def _is_taken(operator: Operator, case: Case) -> bool:
+    """Returns whether the reference takes an input."""
+    try:
+        with torch.no_grad():
+            caller(operator.contract, operator.declaration.reference)(copy_of(case.values))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+    return True
+
+
+def _declared_plans(operator: Operator, dtypes: Sequence[torch.dtype] | None, device: torch.device) -> list[Plan]:
+    """Returns the largest declared samples of each dtype: no other inputs fit together as the reference wants."""
+    contract = operator.contract
+    cases = sorted(in_every_dtype(contract, declared_cases(contract, operator._samples)), key=elements_of)
+    chosen: list[Case] = []
+    for dtype in _dtypes_in(operator, contract.scalar_family, dtypes):
+        own = [c for c in cases if dtype is None or dtype in {t.dtype for t in all_tensors(c.values)}]
+        chosen += [c for c in own if elements_of(c) and _is_taken(operator, c)][-_MAX_SAMPLES:]
+    return [_plan_of(case, device) for case in chosen]
 
 
 def _plan_of(case: Case, device: torch.device | None) -> Plan:
@@ -251,7 +279,16 @@ def _with_known_size(types: Iterable[TensorType], sizes: Mapping[str, int]) -> l
 
 
 def one_element(operator: Operator, device: torch.device) -> Case:
-    """Returns the smallest input there is."""
+    """Returns the smallest input there is: a declared sample where the reference refuses one of single elements."""
+    case = _make_one_element(operator, device)
+    if operator._samples is None or _is_taken(operator, case):
+        return case
+    samples = sorted(declared_cases(operator.contract, operator._samples), key=elements_of)
+    smallest = next((s for s in samples if elements_of(s) and _is_taken(operator, s)), case)
+    return replace(smallest, values=copy_of(smallest.values, device))
+
+
+def _make_one_element(operator: Operator, device: torch.device) -> Case:
     maker = DeviceSweep(_read_contract(operator), device)
     ones = maker.base_sizes() | dict.fromkeys(maker.long_axes(), 1)
     absent = {name for axes in operator._sweep for name, values in axes.items() if list(values) == [None]}

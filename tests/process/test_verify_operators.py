@@ -237,6 +237,19 @@ def test_inputs_that_the_reference_refuses_are_counted_in_a_note(ns, capsys) -> 
     assert "(first: x=f32[0] (sample 0): IndexError: amax" in note
 
 
+def test_a_reference_with_another_shape_for_an_empty_input_takes_no_such_input(ns) -> None:
+    """Of no channels, F.conv1d returns none, in place of zeros in the channels of its weight."""
+
+    @operator(f"{ns}::correlate")
+    def correlate(x: Float[Tensor, "b c t"], w: Float[Tensor, "o c k"]) -> Float[Tensor, "b o t-k+1"]:
+        return torch.nn.functional.conv1d(x, w)
+
+    record = verify(correlate, quick=True, checks=["outputs written", "numerics"])
+    assert record.passed, record.failures
+    (note,) = record.notes
+    assert "(empty c): it returns [7, 0, 3] for `output`, where its annotation says [7, 11, 3])" in note
+
+
 def test_a_warning_is_not_a_finding_where_warnings_are_errors(ns) -> None:
     @operator(f"{ns}::warning")
     def warning(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -296,7 +296,7 @@ def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: 
         )
     kept = set(map(id, taken))
     refused = [case for case in cases if id(case) not in kept and contract.find_outside(case.values) is None]
-    note = describe_refused(name, refused, len(taken), refusal_of(call, refused[0])) if refused else ""
+    note = describe_refused(name, refused, len(taken), refusal_of(call, refused[0], contract)) if refused else ""
     samples = [Labelled(case.label, *contract.split_arguments(case.values)) for case in taken]
     return [*_with_defaults(contract, taken), *samples], note
 

@@ -266,7 +266,7 @@ class Target:
         hint = f"`@{name}.samples` yields inputs that the reference takes, each a tuple of arguments"
         if not refused:
             raise CheckError(name, f"there are no {kind}", hint=hint)
-        said = refusal_of(self.reference, refused[0])
+        said = refusal_of(self.reference, refused[0], self.contract)
         if said.startswith(_MISTAKES):
             hint = "correct the reference: it raises this for any arguments"
         rows = [("the first", str(refused[0])), ("it says", said)]
@@ -283,7 +283,7 @@ class Target:
             return ""
         owner = self._owner() or self.operator
         hint = "" if self.has_samples else f"; declare a domain, or `@{owner.declaration.name}.samples`"
-        why = refusal_of(self.reference, self.refused[0])
+        why = refusal_of(self.reference, self.refused[0], self.contract)
         return describe_refused(self.operator.declaration.name, self.refused, len(self.cases()), why) + hint
 
     def _refuse_no_oracle(self, given: list[Case]) -> None:

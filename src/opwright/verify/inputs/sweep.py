@@ -11,7 +11,7 @@ import torch
 from opwright._torch import tree_map
 from opwright.contract.contract import Contract
 from opwright.contract.sweep import LONG, Case, Sweep, domain_in
-from opwright.errors import plural
+from opwright.errors import ContractError, plural
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
 from opwright.verify.oracle import are_finite, few_threads, to_oracle
 from opwright.verify.tensors import copy_of, tensors_of
@@ -94,14 +94,42 @@ def _gives_finite_numbers(reference: Callable[[Sequence[Any]], Any], case: Case)
     return True
 
 
-def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case) -> str:
+def refusal_of(reference: Callable[[Sequence[Any]], Any], case: Case, contract: Contract | None = None) -> str:
     """Returns what a reference raises on a case."""
     try:
-        with torch.no_grad():
-            reference(copy_of(case.values))
+        _ask(contract, reference, case)
+    except _OtherShapeError as error:
+        return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return "nothing"
+
+
+class _OtherShapeError(Exception):
+    """A result for an empty input has another shape than the contract says."""
+
+
+def _ask(contract: Contract | None, reference: Callable[[Sequence[Any]], Any], case: Case) -> None:
+    """Calls a reference.
+
+    Raises:
+        _OtherShapeError: a tensor is empty, and a result has another shape than the contract says, as that of F.conv1d
+            for zero channels.
+    """
+    copied = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, list(case.values))
+    with torch.no_grad(), few_threads(copied):
+        results = reference(copied)
+    if contract is None or contract.data_dependent or all(t.numel() for t in tensors_of(case.values)):
+        return
+    try:
+        bindings = contract.bind(contract.name_arguments(case.values))
+        shapes = [list(contract.output_shape(output, bindings)) for output in contract.outputs]
+    except (ContractError, ArithmeticError):  # a call of the operator says what is wrong
+        return
+    for output, shape, result in zip(contract.outputs, shapes, results, strict=False):
+        if isinstance(result, torch.Tensor) and list(result.shape) != shape:
+            got = f"it returns {list(result.shape)} for `{output.name}`"
+            raise _OtherShapeError(f"{got}, where its annotation says {shape}")
 
 
 def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str) -> str:
@@ -115,12 +143,10 @@ def describe_refused(name: str, refused: Sequence[Case], accepted: int, why: str
 
 def accepts(contract: Contract, reference: Callable[[Sequence[Any]], Any], case: Case) -> bool:
     """Returns whether the values of a case are within the domains of a contract, and the reference takes them."""
-    copied = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, list(case.values))
     try:
         if contract.find_outside(case.values) is not None:
             return False
-        with torch.no_grad(), few_threads(copied):
-            reference(copied)
+        _ask(contract, reference, case)
     except Exception:  # whatever a reference may raise to refuse
         return False
     return True

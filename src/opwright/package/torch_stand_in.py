@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
+# torch, and what needs it and no declaration does: a module may check or measure its operators when it is run.
+_MISSING = "torch.", "opwright.verify.", "opwright.bench."
 _OTHERS = ("uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
 
 
@@ -133,8 +135,8 @@ class _Module(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        is_torch = name == "torch" or name.startswith("torch.")
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_torch else None
+        is_missing = f"{name}.".startswith(_MISSING)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_missing else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Module(spec.name)

@@ -21,6 +21,7 @@ import io
 import json
 import mmap
 import os
+import re
 import resource
 import selectors
 import signal
@@ -44,6 +45,12 @@ _TICK_SECONDS = 0.05
 # Outside of calls of a candidate: importing PyTorch and the reference in float64 take their time on a busy machine.
 _MIN_OWN_SECONDS, _OWN_FACTOR = 600.0, 10
 _MAX_OUTPUT, _MAX_SHOWN_OUTPUT = 16 * 2**20, 64 * 1024  # bytes
+_LAST_BYTES = 64 * 1024  # of what is printed, searched for the cause of an end: Python prints every stack behind it
+# What glibc prints before it aborts, where it finds its heap or its stack damaged.
+_DAMAGE = re.compile(
+    r"(?:free|malloc|realloc|calloc|malloc_consolidate|munmap_chunk)\(\): [^\n]+|double free or corruption[^\n]*"
+    r"|corrupted (?:size|double)[^\n]*|\*\*\* stack smashing detected"
+)
 _MEMORY_SHARE = 0.75  # of the free memory when the process starts
 _TOOK_MEMORY = "took more than"
 _PR_SET_PDEATHSIG = 1
@@ -140,7 +147,7 @@ class Worker:
                 os.close(output)
         for descriptor in (self._events, self._output):
             os.set_blocking(descriptor, False)
-        self._unread, self._kept, self._printed, self._prints = b"", b"", 0, True
+        self._unread, self._kept, self._last, self._printed, self._prints = b"", b"", b"", 0, True
         self._first_bytes, self._is_ready = resident_bytes(self._process.pid), self._process.is_ready
         self._seen, self._moved, self._ended_by, self._is_closed = b"", time.monotonic(), "", False
         self.running, self.is_done, self.is_over = Running(), False, False
@@ -230,6 +237,7 @@ class Worker:
             while data := os.read(self._output, 1 << 20):
                 shown = data[: max(_MAX_SHOWN_OUTPUT - self._printed, 0)]
                 self._printed += len(data)
+                self._last = (self._last + data)[-_LAST_BYTES:]
                 if self._is_live:
                     _show(shown.decode(errors="replace"))
                 else:
@@ -267,6 +275,9 @@ class Worker:
     def tell_end(self) -> str:
         """Returns how it has ended, in words."""
         how = self._ended_by or describe_exit(self._process.poll() or 0)
+        has_aborted = not self._ended_by and self._process.poll() == -signal.SIGABRT
+        if has_aborted and (damage := _DAMAGE.search(self._last.decode(errors="replace"))):
+            how += f"; glibc reported `{damage[0]}`: memory was written out of bounds, or freed twice"
         has_returned = any(self._calls[:]) and not (self._ended_by or self._is_inside)
         return f"{how}, after the call had returned" if has_returned else how
 

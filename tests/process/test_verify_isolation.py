@@ -78,6 +78,16 @@ def start_a_daemon() -> None:
         os._exit(0)
 
 
+def overrun_the_heap() -> None:
+    # Python's report names all extension modules behind what glibc says: a long one, as in a process with many.
+    sys.modules.update({f"{'extension' * 9}{i}": torch._C for i in range(100)})
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    first, _ = ctypes.c_void_p(libc.malloc(2000)), libc.malloc(2000)
+    ctypes.memset(first, 0x41, 2100)  # over the size of the second
+    libc.free(first)
+
+
 def raise_interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -85,6 +95,7 @@ def raise_interrupt() -> None:
 HARM = {
     "crash": (lambda: ctypes.string_at(0), "SIGSEGV (Segmentation fault)"),
     "abort": (os.abort, "SIGABRT (Aborted)"),
+    "overrun": (overrun_the_heap, "memory was written out of bounds, or freed twice"),
     "killed": (lambda: os.kill(os.getpid(), 9), "SIGKILL (Killed)"),
     "hang": (lambda: time.sleep(600), "did not return within 1 s"),
     "stop": (lambda: os.kill(os.getpid(), 19), "did not return within 1 s"),

@@ -147,7 +147,16 @@ def test_the_usage_names_optional_arguments(command, verb: str, usage: str) -> N
         ("verify", "error: `opwright verify` needs TARGET\n\nhint: for example `opwright verify scale_shift.py`\n"),
         ("report", "error: `opwright report` needs RECORDS\n\nhint: for example `opwright report reports`\n"),
         ("verify x --nope", "error: unknown option: --nope\n\nhint: `opwright verify --help` lists the options\n"),
-        ("cache size x", "error: `opwright cache size` does not take `x`\n\nhint: `opwright cache size --help`"),
+        (
+            "cache size x",
+            "error: `opwright cache size` does not take `x`\n\n"
+            "hint: for example `opwright cache size` or `opwright cache size --bytes`; `opwright cache size --help`",
+        ),
+        (
+            "new ops --op f",
+            "error: `opwright new` does not take `f`\n\n"
+            "hint: for example `opwright new my_ops` or `opwright new --op scale_shift`",
+        ),
         ("pack build m.json", "error: `opwright pack build` needs --out\n\nhint: for example `opwright pack build "),
         ("verify x --cxxflags", "error: parameter --cxxflags requires an argument\n\nhint: "),
         ("nope", 'error: unknown command "nope"\n\nhint: `opwright --help` lists the commands\n'),

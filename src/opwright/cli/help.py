@@ -70,12 +70,14 @@ def usage_error(error: CycloptsError) -> str:
     command = " ".join(["opwright", *(error.command_chain or ())])
     text = " ".join(str(error).split()).partition(" Available commands:")[0].rstrip(".")
     hint = f"`{command} --help` lists the {'options' if error.command_chain else 'commands'}"
+    all_examples = dict.fromkeys(itertools.chain.from_iterable(_EXAMPLES.values()))
+    examples = [e for e in all_examples if f"{e} ".startswith(f"{command} ")]
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         text = f"`{command}` does not take `{error.unused_tokens[0]}`"
+        hint = f"for example {' or '.join(f'`{e}`' for e in examples[:2])}; {hint}" if examples else hint
     if isinstance(error, MissingArgumentError) and error.argument is not None and not _is_given(error):
         name, is_positional = error.argument.name, error.argument.index is not None
         text = f"`{command}` needs {name.removeprefix('--').upper() if is_positional else name}"
-        examples = [e for group in _EXAMPLES.values() for e in group if e.startswith(f"{command} ")]
         hint = f"for example `{examples[0]}`" if examples else hint
     return f"{text[:1].lower()}{text[1:]}\n\nhint: {hint}"
 

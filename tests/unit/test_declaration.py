@@ -228,6 +228,15 @@ REFUSED = {
 }  # fmt: skip
 
 
+def test_an_axis_without_quotes_is_shown_with_them() -> None:
+    def unquoted(x: Float[Tensor, n]) -> Float[Tensor, "n"]:  # noqa: F821
+        return x
+
+    with pytest.raises(errors.AnnotationError, match="names `n`, which is not defined") as caught:
+        declared(unquoted)
+    assert caught.value.hint == '`Float[Tensor, "n"]`: axes are in quotes'
+
+
 def grouped(q: Float[Tensor, "b h d"], k: Float[Tensor, "b g d"]) -> Float[Tensor, "b h d"]:
     return q * k.repeat_interleave(q.shape[1] // k.shape[1], 1)
 

@@ -51,14 +51,21 @@ def _signature(function: Callable[..., Any], subject: str, local_names: Mapping[
         raise AnnotationError(
             subject,
             f"the annotation names `{error.name}`, which is not defined",
-            hint=f"`from jaxtyping import {error.name}`"
-            if error.name in family_names()
-            else "`from torch import Tensor`"
-            if error.name == "Tensor"
-            else "import or define it above the operator",
+            hint=_hint_for_name(function, error.name),
         ) from None
     except Exception as error:  # jaxtyping's own, of axes that it cannot read
         raise AxisError(subject, f"an annotation cannot be read: {error}") from None
+
+
+def _hint_for_name(function: Callable[..., Any], name: str) -> str:
+    """Returns what to type for a name in an annotation that is not defined."""
+    if name in family_names():
+        return f"`from jaxtyping import {name}`"
+    if name == "Tensor":
+        return "`from torch import Tensor`"
+    texts = [text for text in function.__annotations__.values() if isinstance(text, str)]
+    found = next(filter(None, (re.search(rf"(\w+\[[\w.]+, *){name}]", text) for text in texts)), None)
+    return f'`{found[1]}"{name}"]`: axes are in quotes' if found else "import or define it above the operator"
 
 
 def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:

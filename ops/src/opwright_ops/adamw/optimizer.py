@@ -228,13 +228,14 @@ class AdamW(Optimizer):
         for param, step in zip(fresh, _fresh_steps(fresh, group["capturable"]), strict=True):
             self.state[param] = _fresh_state(param, step, group)
         steps = [self.state[param]["step"] for param in params]
-        together = _shared_memory(steps)
+        is_compiled = torch.compiler.is_compiling()
+        together = None if is_compiled else _shared_memory(steps)
         if together is None:
             torch._foreach_add_(steps, 1)
         else:
             together.add_(1)
         counts: list[float | None] = [None] * len(steps)
-        if not group["capturable"]:
+        if not (group["capturable"] or is_compiled):  # else the kernel reads them
             if hasattr(steps[0], "fake_mode"):  # a FakeTensor, which has no values
                 counts = [1.0] * len(steps)
             else:
@@ -256,9 +257,12 @@ class AdamW(Optimizer):
             start, first = first, first + len(some)
             if not filled:
                 continue
+            counted = [self.state[some[i]]["step"] for i in filled] if step is None else []
+            if counted and not group["capturable"]:
+                counted = list(torch.stack(counted).to(device).unbind())
             take_step(
                 *([each[i] for i in filled] if each else [] for each in lists),
-                [self.state[some[i]]["step"] for i in filled] if step is None else [],
+                counted,
                 lr.to(device, torch.float32).reshape(()) if is_read else None,
                 step=1 if step is None else int(step),
                 lr=0.0 if is_read else float(lr),

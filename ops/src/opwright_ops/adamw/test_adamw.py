@@ -355,6 +355,24 @@ def test_the_kernel_draws_what_the_reference_draws() -> None:
             assert (found != wanted).sum() <= found.numel() / 10_000
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_compiled_step_is_one_graph(capturable: bool, device: str) -> None:
+    found = []
+    for is_compiled in (False, True):
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(n, device=device)) for n in (5, 700)]
+        for param in params:
+            param.grad = torch.randn_like(param)
+        optimizer = AdamW(params, lr=1e-2, capturable=capturable)
+        optimizer.step()
+        step = torch.compile(optimizer.step, fullgraph=True) if is_compiled else optimizer.step
+        for _ in range(3):
+            step()
+        found.append([*params, *(optimizer.state[param]["step"] for param in params)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
+
+
 def test_a_gradient_whose_square_is_infinite() -> None:
     """What of it is added to the state is not."""
     param = nn.Parameter(torch.ones(3))

@@ -349,10 +349,14 @@ Columns<W> columns_of(const View<const W, 1>& view) {
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int64_t blocks, dim3 block, int cluster, size_t bytes,
             cudaStream_t stream, Arguments... arguments) {
-  // A kernel has to ask for more than 48 KiB, with what it declares itself.
+  // 48 KiB need no permission, with what the kernel declares itself (less than 8 KiB). More is
+  // asked for in every call alike, since other threads may start the same kernel with other sizes.
   if (bytes > 40 * 1024) {
+    cudaFuncAttributes declared = {};
+    (void)cudaFuncGetAttributes(&declared, kernel);
+    const int most = opwright::current_device().shared_bytes;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(bytes));
+                         most - static_cast<int>(declared.sharedSizeBytes));
   }
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;

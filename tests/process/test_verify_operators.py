@@ -336,9 +336,10 @@ def test_a_reference_that_takes_no_strides_or_no_float64_is_named(ns) -> None:
     def weighted(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
         return x * torch.dot(x, torch.ones(x.shape[0], dtype=torch.float32))
 
+    layout = "for a tensor laid out like this: a reference must take any strides and offsets; copy with `x.clone("
     for function, text in (
-        (turned, "for a tensor laid out like this: a reference takes any strides and offsets, with `.clone("),
-        (turned_by_i, "for a tensor laid out like this: a reference takes any strides and offsets, with `.clone("),
+        (turned, layout),
+        (turned_by_i, layout),
         (weighted, "for the same values in float64: a reference takes the dtype of its arguments"),
     ):
         record = verify(function, quick=True, checks=["numerics"])

@@ -96,7 +96,7 @@ def find_compiler(identities: Path) -> Compiler | None:
 
 
 def absent_cxx() -> str | None:
-    """Returns the program that CXX names if there is none of that name; None where OPWRIGHT_CXX counts in its place."""
+    """Returns the program that CXX names if it is not installed, else None; OPWRIGHT_CXX takes precedence."""
     words = strip_launcher(os.environ.get("CXX", "").split())
     return words[0] if words and not settings.cxx() and not shutil.which(words[0]) else None
 

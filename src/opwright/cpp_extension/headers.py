@@ -35,15 +35,14 @@ _SHADOWING = ("torch", "ATen", "c10", "pybind11", "Python.h")
 
 
 def needs_whole(text: str) -> bool:
-    """Whether a source names what only the whole of torch/extension.h has."""
+    """Returns whether a source names something that only PyTorch's whole headers have."""
     return bool(_NEEDS_WHOLE.search(text))
 
 
 def prefix_of(text: str, path: Path | None, folders: Sequence[Path]) -> str | None:
-    """Returns what can be put in front of a source without changing its meaning, or None.
+    """Returns the kind of prefix (`KINDS`) that can stand in front of a source without changing its meaning, or None.
 
-    That is torch/extension.h, torch/torch.h, torch/all.h or torch/script.h if the source includes it before anything
-    that could mean something to it: a macro, a declaration, a header of the author with one of these.
+    There is one if the source includes one of `_PREFIXED` before any macro, declaration or header that contains one.
     """
     if needs_whole(text) or any((folder / name).exists() for folder in folders for name in _SHADOWING):
         return None

@@ -1,7 +1,8 @@
-"""Stands in for torch while the operators of a package are collected, so that a wheel is built without it.
+"""Stands in for torch, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
 
-Declarations need the names of dtypes and the class Tensor; what else a module does with torch when it is
-imported (a subclass of nn.Module, a constant, a decorator) gives a value of which anything may be asked.
+So a wheel is built without torch. Declarations need the names of dtypes and the class Tensor; what else a module does
+with these when it is imported (a subclass of nn.Module, a constant, a decorator) gives a value of which anything may be
+asked.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
-# torch, and what needs it and no declaration does: a module may check or measure its operators when it is run.
-_MISSING = "torch.", "opwright.verify.", "opwright.bench."
+# torch, and the parts of Opwright that need it when imported; a module may import them to verify or measure its
+# operators as a script.
+_REPLACED = "torch.", "opwright.verify.", "opwright.bench."
 _OTHERS = ("uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
 
 
@@ -135,8 +137,8 @@ class _Module(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        is_missing = f"{name}.".startswith(_MISSING)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_missing else None
+        is_replaced = f"{name}.".startswith(_REPLACED)
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_replaced else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Module(spec.name)
@@ -151,7 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Makes every later import of torch give the stand-in, also where there is a torch."""
+    """Makes every later import of what is replaced give a stand-in, also where torch is installed."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already")
     sys.meta_path.insert(0, _Finder())

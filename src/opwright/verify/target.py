@@ -249,7 +249,7 @@ class Target:
         return self._cases
 
     def unbounded_integers(self) -> list[Parameter]:
-        """Returns the integer tensors without a domain; none where there are samples, or all inputs are made."""
+        """Returns integer tensors without a domain; none where there are samples, or the inputs have been made."""
         if self.operator is None or self.has_samples or self._cases is not None:
             return []
         integers = (p for p in self.contract.tensors if not p.type.family.has_floats)
@@ -545,7 +545,8 @@ def _on_cpu(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if all(t.device == CPU for t in tensors_of(values)) else copy_of(values, CPU)
 
 
-# Of the tensors of a sample, one after the other. In one of the mixed ones, each tensor has gaps.
+# Of the tensors of a sample, one after the other. In one of the two mixed layouts, each tensor has other strides than a
+# contiguous one.
 _SAMPLE_LAYOUTS = {
     "offset": ("offset",),
     "mixed layouts": ("sliced", "contiguous", "transposed", "offset"),
@@ -556,8 +557,8 @@ _SAMPLE_LAYOUTS = {
 def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
     """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
 
-    It is the one with the most tensors, of those the one with the fewest axes of one entry or none, whose strides
-    do not matter, and of those the smallest.
+    It is the one with the most tensors, of those the one with the fewest axes of size 0 or 1, whose strides do not
+    matter, and of those the smallest.
     """
     for dtype in dict.fromkeys(_dtype_of(case) for case in cases):
         own = [case for case in cases if _dtype_of(case) == dtype and count_elements(case.values)]

@@ -84,8 +84,8 @@ def _tell_raised(target: Target, case: Case, error: Exception, more: str = "") -
 def _why_refused(target: Target, case: Case) -> str:
     """Returns why the oracle cannot compute a case whose values the reference takes."""
     if try_reference(target.reference, case.values) is None:
-        remedy = "`.clone(memory_format=torch.contiguous_format)` where it must"
-        return f"for a tensor laid out like this: a reference takes any strides and offsets, with {remedy}"
+        remedy = "copy with `x.clone(memory_format=torch.contiguous_format)` if PyTorch's operator does not"
+        return f"for a tensor laid out like this: a reference must take any strides and offsets; {remedy}"
     return "for the same values in float64: a reference takes the dtype of its arguments"
 
 
@@ -229,7 +229,7 @@ _MODERATE, _ROUNDED = 1e4, 1e-3  # inputs, and a share of the largest result tha
 
 
 def independence(target: Target) -> Iterator[Finding]:
-    """The promise of a variadic axis: an entry's result does not depend on the other entries.
+    """The promise of a variadic axis: an entry depends neither on others nor on its position, also in the reference.
 
     If the operator is declared batch invariant, the results have the same bits. Outputs without the axis, such as the
     gradient of a weight, are not compared.
@@ -280,8 +280,8 @@ def _compare_part(target: Target, case: Case, at: list[int | None], whole: Seque
     if message and _is_dependent(target, case, part_of, start):
         axes = " and ".join(dict.fromkeys(f"`{o.type.axes[o.type.variadic_at]}`" for o in outputs))
         return (
-            f"the reference gives entries 1.. of {axes} other results in a call on them alone: entries that depend on "
-            'each other, or on their place, lie along an axis with a name, such as "n"'
+            f"the reference gives entries 1.. of {axes} other results when called on them alone; entries of a `*` axis "
+            'must not depend on each other or on their position, so name the axis, for example "n"'
         )
     return ""
 

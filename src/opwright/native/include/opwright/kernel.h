@@ -9,7 +9,7 @@
 // Included by the kernels that want them: math.h (functions of activations), vec.h (explicit
 // vectors), scratch.h (memory for partial results), team.h (threads that wait for each other),
 // tensor.h (tensors and ATen operators); in CUDA sources vector.cuh, rows.cuh, reduce.cuh,
-// launch.cuh.
+// launch.cuh, copy.cuh, cluster.cuh.
 #pragma once
 
 #include <cstdint>

@@ -45,8 +45,10 @@ _TICK_SECONDS = 0.05
 # Outside of calls of a candidate: importing PyTorch and the reference in float64 take their time on a busy machine.
 _MIN_OWN_SECONDS, _OWN_FACTOR = 600.0, 10
 _MAX_OUTPUT, _MAX_SHOWN_OUTPUT = 16 * 2**20, 64 * 1024  # bytes
-_LAST_BYTES = 64 * 1024  # of what is printed, searched for the cause of an end: Python prints every stack behind it
-# What glibc prints before it aborts, where it finds its heap or its stack damaged.
+# The end of a worker's output, where the cause of a crash is searched for. After glibc's message, Python prints the
+# stacks of all threads and the names of all extension modules.
+_LAST_BYTES = 64 * 1024
+# glibc's messages for a damaged heap or stack, after which it aborts the process.
 _DAMAGE = re.compile(
     r"(?:free|malloc|realloc|calloc|malloc_consolidate|munmap_chunk)\(\): [^\n]+|double free or corruption[^\n]*"
     r"|corrupted (?:size|double)[^\n]*|\*\*\* stack smashing detected"

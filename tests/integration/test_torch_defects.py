@@ -41,7 +41,12 @@ def inline(name, value, **options):
 
 @dataclass
 class Builder:
-    """PyTorch's `cpp_extension` or Opwright's: runs programs that use it, and judges what they print."""
+    """Runs programs with PyTorch's `cpp_extension` or with Opwright's, and checks their output.
+
+    Attributes:
+        module: the name of the module that the programs import.
+        folder: where they build.
+    """
 
     module: str
     folder: Path
@@ -71,15 +76,20 @@ class Builder:
             return f"still running after {timeout} s"
         return out.strip() if process.returncode == 0 else f"{out}{err}\nexit {process.returncode}"
 
-    def judge(self, got: str, right: str, symptom: str) -> None:
+    def check_output(self, output: str, expected: str, defect: str) -> None:
+        """Checks that Opwright's output is the expected one, and that PyTorch's has the defect.
+
+        Args:
+            defect: a regular expression that the output of a PyTorch with the defect matches.
+        """
         if self.module.startswith("opwright"):
-            assert got == right
-        elif re.search(symptom, got):
-            assert got != right
+            assert output == expected
+        elif re.search(defect, output):
+            assert output != expected
         elif torch.torch_version.TorchVersion(torch.__version__) > KNOWN:
             pytest.skip(f"PyTorch {torch.__version__} does not have this defect")
         else:
-            pytest.fail(f"PyTorch {torch.__version__} should have failed with {symptom!r}, and said:\n{got}")
+            pytest.fail(f"PyTorch {torch.__version__} should have failed with {defect!r}, and said:\n{output}")
 
 
 @pytest.fixture(params=["torch.utils.cpp_extension", "opwright.cpp_extension"], ids=["torch", "opwright"])
@@ -94,18 +104,18 @@ def builder(request: pytest.FixtureRequest, tmp_path: Path) -> Builder:
 
 def test_1_a_stale_lock_is_waited_for_without_end(builder: Builder, tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    got = builder.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
+    output = builder.run(f"print(inline('stale', 3, build_directory={str(tmp_path)!r}).value())", HANG_SECONDS)
     if builder.module.startswith("torch"):
         assert (tmp_path / "main.cpp").is_file()  # it came as far as the lock, and was not just slow
         if (tmp_path / "build.ninja").exists():
-            got = "past the lock"  # the build may take longer than the time that was waited
-    builder.judge(got, right="3", symptom="still running after")
+            output = "past the lock"  # the build may take longer than the time that was waited
+    builder.check_output(output, expected="3", defect="still running after")
 
 
 def test_2_a_finished_build_needs_ninja(builder: Builder) -> None:
     program = "print(inline('warm', 4).value())"
     assert builder.run(program) == "4"
-    builder.judge(builder.run(program, PATH="/nonexistent"), "4", "Ninja is required")
+    builder.check_output(builder.run(program, PATH="/nonexistent"), "4", "Ninja is required")
 
 
 def test_3_two_processes_with_one_name_and_two_sources(builder: Builder, tmp_path: Path) -> None:
@@ -130,8 +140,8 @@ def test_3_two_processes_with_one_name_and_two_sources(builder: Builder, tmp_pat
         while not ((build / "lock").exists() or first.done()) and time.monotonic() < limit:
             time.sleep(0.02)
         second = pool.submit(run, 222)
-        got = f"{first.result()} {second.result()}"
-    builder.judge(got, "111 222", "^(111 111|222 222)$")
+        output = f"{first.result()} {second.result()}"
+    builder.check_output(output, "111 222", "^(111 111|222 222)$")
 
 
 def test_4_two_sources_with_one_base_name(builder: Builder, tmp_path: Path) -> None:
@@ -143,7 +153,7 @@ for file, text in zip(files, ("int other();" + source("other()"), "int other() {
     file.write_text(text)
 print(load("base_names", [str(file) for file in files]).value())
 """
-    builder.judge(builder.run(program), "6", r"multiple rules generate k\.o")
+    builder.check_output(builder.run(program), "6", r"multiple rules generate k\.o")
 
 
 def test_5_the_callers_lists_are_changed(builder: Builder) -> None:
@@ -155,7 +165,7 @@ except Exception:
     pass  # the compiler is /bin/false
 print(len(cpp), len(cuda))
 """
-    builder.judge(builder.run(program, CXX="false"), "1 1", "^5 4$")
+    builder.check_output(builder.run(program, CXX="false"), "1 1", "^5 4$")
 
 
 # What a build of a CUDA source asks for its flags; the compiler itself need not be there.
@@ -168,21 +178,21 @@ FLAGS = {
 @pytest.mark.parametrize("given", ["-march=native", "-I/home/research/include"])
 def test_6_a_flag_with_arch_inside_takes_the_architectures_away(builder: Builder, given: str) -> None:
     program = FLAGS[builder.module] + f"print('sm_80' in str(flags(['-Xcompiler', {given!r}])))"
-    builder.judge(builder.run(program, TORCH_CUDA_ARCH_LIST="8.0"), "True", "^False$")
+    builder.check_output(builder.run(program, TORCH_CUDA_ARCH_LIST="8.0"), "True", "^False$")
 
 
 @pytest.mark.parametrize(
-    ("listed", "right", "symptom"),
+    ("listed", "expected", "defect"),
     [
         ("", "sm_90", "IndexError: list index out of range"),
         ("12.0f", "sm_120f", r"Unknown CUDA arch \(12\.0f\)"),
     ],
     ids=["none listed", "12.0f"],
 )
-def test_7_no_gpu(builder: Builder, listed: str, right: str, symptom: str) -> None:
-    program = FLAGS[builder.module] + f"print({right!r} if {right!r} in str(flags([])) else flags([]))"
+def test_7_no_gpu(builder: Builder, listed: str, expected: str, defect: str) -> None:
+    program = FLAGS[builder.module] + f"print({expected!r} if {expected!r} in str(flags([])) else flags([]))"
     env = {"TORCH_CUDA_ARCH_LIST": listed, "OPWRIGHT_ARCH": "", "CUDA_VISIBLE_DEVICES": ""}
-    builder.judge(builder.run(program, **env), right, symptom)
+    builder.check_output(builder.run(program, **env), expected, defect)
 
 
 # A cell that is run, edited, and run again: first another result, then another schema.
@@ -221,7 +231,7 @@ def test_8_an_edited_cell_ends_the_process(builder: Builder, kind: str) -> None:
     parameter = ", int64_t y" if kind == "TORCH_LIBRARY" else ""
     program = f"TEXT, PARAMETER = {CELLS[kind]!r}, {parameter!r}" + EDITED
     last = 14 if parameter else 13
-    builder.judge(builder.run(program), f"11\n12\n{last} 2", r"^11\n(?!12)[\s\S]*exit -(6|11)")
+    builder.check_output(builder.run(program), f"11\n12\n{last} 2", r"^11\n(?!12)[\s\S]*exit -(6|11)")
 
 
 def test_9_nothing_is_optimised(builder: Builder) -> None:
@@ -229,4 +239,4 @@ def test_9_nothing_is_optimised(builder: Builder) -> None:
         'text = "#ifdef __OPTIMIZE__\\n#define LEVEL 2\\n#else\\n#define LEVEL 0\\n#endif\\n" + source("LEVEL")\n'
         'print(load_inline("level", [text], no_implicit_headers=True).value())'
     )
-    builder.judge(builder.run(program), "2", "^0$")
+    builder.check_output(builder.run(program), "2", "^0$")

@@ -96,7 +96,7 @@ class Source:
         """Returns the source with the text that its file has now."""
         return replace(self, text=read_source(self.path)) if self.path else self
 
-    @property
+    @functools.cached_property  # it reads the headers of the author
     def kind(self) -> str | None:
         """What is put in front of it (`headers.KINDS`), or None."""
         if self.prefix:

@@ -1,8 +1,8 @@
-"""Stands in for torch, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
+"""Replaces torch, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
 
-So a wheel is built without torch. Declarations need the names of dtypes and the class Tensor; what else a module does
-with these when it is imported (a subclass of nn.Module, a constant, a decorator) gives a value of which anything may be
-asked.
+A wheel can thus be built without torch. Declarations need dtypes and the class Tensor. For everything else that a
+module takes from these when it is imported, such as a base class, a constant or a decorator, it gets `Anything`: an
+object that has any attribute and can be called.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Makes every later import of what is replaced give a stand-in, also where torch is installed."""
+    """Lets later imports of torch, `opwright.verify` and `opwright.bench` find replacements, even beside torch."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already")
     sys.meta_path.insert(0, _Finder())

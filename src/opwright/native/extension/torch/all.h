@@ -1,6 +1,6 @@
-// Stands in for PyTorch's header of this name where that takes too long: everything of it but
-// torch::nn, data, optim, jit and serialize, which are half of what it costs, and which a source
-// with kernels does not use. One that does fails to compile, and is compiled again with the whole.
+// Replaces PyTorch's header of this name, which takes long to compile. It leaves out torch::nn,
+// torch::data, torch::optim, torch::jit and torch::serialize: they take half of that time, and
+// sources with kernels seldom use them. A source that does is compiled again with PyTorch's header.
 #pragma once
 
 #if defined(OPWRIGHT_WHOLE_TORCH) || defined(TORCH_STABLE_ONLY) || defined(TORCH_TARGET_VERSION)

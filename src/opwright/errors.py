@@ -1,56 +1,8 @@
 """Every error that a user of Opwright can meet.
 
-    OpwrightError                             what has no code of its own            OPW000
-    ├── DeclarationError (TypeError)          a declaration cannot be honoured        OPW0xx
-    │   ├── AnnotationError                   OPW001
-    │   ├── AxisError                         OPW002
-    │   ├── RandomnessError                   OPW003
-    │   ├── DataDependentShapeError           OPW004
-    │   ├── ReferenceError                    OPW005
-    │   ├── UndeclaredMutationError           OPW006
-    │   ├── NameTakenError                    OPW007
-    │   ├── KernelFileError                   OPW008
-    │   └── BackwardError                     OPW009
-    ├── ContractError                         a call breaks the contract              OPW1xx
-    │   ├── NotATensorError (TypeError)       OPW101
-    │   ├── RankError (ValueError)            OPW102
-    │   ├── DtypeError (TypeError)            OPW103
-    │   ├── ShapeError (ValueError)           OPW104
-    │   ├── DeviceError (ValueError)          OPW105
-    │   ├── OptionError (ValueError)          OPW106
-    │   ├── OutError (ValueError)             OPW107
-    │   ├── NotDifferentiableError (RuntimeError)  OPW108
-    │   ├── OverlapError (ValueError)         OPW109
-    │   ├── OptionTypeError (TypeError)       OPW110
-    │   └── ShardingError (RuntimeError)      OPW111
-    ├── BuildError (RuntimeError)             a kernel cannot be built or loaded      OPW2xx
-    │   ├── NoCompilerError                   OPW201
-    │   ├── CompileError                      OPW202
-    │   ├── StoreError                        OPW204
-    │   ├── StoreOwnerError                   OPW205
-    │   ├── LoadError                         OPW206
-    │   ├── NoNvccError (NoCompilerError)     OPW207
-    │   ├── HostCompilerError                 OPW208
-    │   ├── NoTritonError (NoCompilerError)   OPW212
-    │   ├── ArchitectureError                 OPW209
-    │   └── ExtensionError (ValueError)       OPW211
-    ├── KernelError (RuntimeError)            a kernel gave up while running          OPW203
-    │   ├── DeviceFaultError                  OPW210
-    │   └── OutOfBoundsError (IndexError)     OPW213
-    └── CheckError                            verify, bench and the commands          OPW3xx
-        ├── NotVerifiedError                  OPW301
-        ├── TargetError                       OPW302
-        ├── SettingError (ValueError)         OPW303
-        ├── RecordError                       OPW304
-        ├── ManifestError (ValueError)        OPW305
-        ├── PackFileError (ValueError)        OPW306
-        ├── PackBuildError                    OPW307
-        ├── RecordingError                    OPW308
-        ├── TuneError                         OPW309
-        └── PackageError                      OPW310
-
-The docstring of a class is what `opwright explain CODE` prints. This module imports nothing but the
-standard library.
+The docstring of a class is what `opwright explain CODE` prints. The first digit of a code tells the kind: 0 a
+declaration that cannot be honoured, 1 a call that breaks its contract, 2 a kernel that cannot be built, be loaded or
+finish, 3 `opwright.verify`, `bench` and the commands. This module imports nothing but the standard library.
 """
 
 from __future__ import annotations

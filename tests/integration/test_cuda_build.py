@@ -23,7 +23,6 @@ from opwright.errors import (
     ArchitectureError,
     CompileError,
     HostCompilerError,
-    LoadError,
     NoNvccError,
     SettingError,
 )
@@ -31,7 +30,7 @@ from opwright.errors import (
 pytestmark = [pytest.mark.compiler, pytest.mark.nvcc]
 
 ENTRY_POINTS = (
-    "register", "unregister", "share", "retire", "set_chunk_steps", "contents", "slot", "call_directly", "use_python",
+    "register", "unregister", "share", "retire", "set_chunk_steps", "slot", "call_directly", "use_python",
 )  # fmt: skip
 CPU = """
 #include <opwright/kernel.h>
@@ -109,26 +108,6 @@ def test_the_library_asks_nothing_of_cuda(ns: str) -> None:
     assert "libtorch.so" in needed
     assert not [name for name in needed if "cud" in name or "python" in name]
     ctypes.CDLL(path)
-
-
-def test_a_library_from_elsewhere_is_used_only_for_its_own_contract(ns: str, tmp_path: Path) -> None:
-    op = declare(ns, cpu=CPU)
-    (keys,) = kernels.libraries_of([op.operator])
-    folder = tmp_path / "copied"
-    shutil.copytree(kernels.build(*keys)[0].entry.path, folder)
-    assert kernels.use_library(folder, op.operator) == ("cpu", "cuda")
-    assert torch.equal(op(torch.zeros(3)), torch.ones(3))
-
-    @operator(f"{ns}::minus", cpu=CPU.replace("plus", "minus"), cuda=CUDA.replace("plus", "minus"))
-    def minus(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-        return x
-
-    with pytest.raises(LoadError, match="built from other contracts"):
-        kernels.use_library(folder, minus.operator)
-    (folder / "library.so").unlink()  # it is loaded: another file, not other bytes
-    (folder / "library.so").write_bytes(b"damaged")
-    with pytest.raises(LoadError, match="no whole build"):
-        kernels.use_library(folder, op.operator)
 
 
 # --- the address ------------------------------------------------------------------------------------------

@@ -18,11 +18,6 @@ class Library:
     def __init__(self, entry: Entry, handle: ctypes.PyDLL) -> None:
         self.entry, self.handle = entry, handle
 
-    @property
-    def contents(self) -> str:
-        """The digest of the glue that it was made from."""
-        return (ctypes.c_char * 64).in_dll(self.handle, "opwright_contents").value.decode()
-
     def register(self, backend: str) -> None:
         """Makes its kernels for a backend the ones that the dispatcher calls.
 

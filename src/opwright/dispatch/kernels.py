@@ -8,7 +8,6 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import PyDLL
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -254,48 +253,6 @@ def _check_is_taken(unit: Sequence[Declaration], device: str) -> None:
             source = declaration.sources[device].origin
             rule = f"its {language.name} kernel cannot be used: {reason}"
             raise CompileError(declaration.name, rule, rows=[("source", source)])
-
-
-def use_library(folder: Path, operator: Operator) -> tuple[str, ...]:
-    """Takes the kernels of an operator's unit from a build that was copied from elsewhere.
-
-    Args:
-        folder: a directory of the store, with library.so and record.json.
-
-    Returns:
-        The backends whose kernels are now the registered ones.
-
-    Raises:
-        LoadError: it is damaged, cannot be loaded, or was built from other contracts.
-    """
-    from opwright.build.glue import glue_digest
-    from opwright.build.load import load
-    from opwright.build.store import read_entry
-    from opwright.errors import LoadError
-
-    keys = {b: key for b in device_types() if (key := unit_key(operator.declaration, b)) is not None}
-    unit = unit_of(next(iter(keys.values())))
-    entry = read_entry(folder)
-    if entry is None:
-        raise LoadError(operator.declaration.name, "there is no whole build", rows=[("directory", str(folder))])
-    with registry.lock:
-        library = load(entry)
-    for backends in (tuple(keys), *((backend,) for backend in keys)):
-        if library.contents == glue_digest(unit, backends):
-            break
-    else:
-        raise LoadError(
-            operator.declaration.name,
-            "the library was built from other contracts, or by another Opwright",
-            rows=[("library", str(entry.library)), ("operators", ", ".join(entry.record.operators))],
-            hint="build it again from these sources",
-        )
-    with registry.lock:
-        for backend in backends:
-            _register(library, backend, unit)
-            _loaded[keys[backend]] = library
-            _adopted.add(keys[backend])
-    return backends
 
 
 def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:

@@ -63,6 +63,7 @@ def machine_of(versions: dict[str, str]) -> str:
 
 
 def run(folder: Path) -> None:
+    path = os.environ["PATH"]
     os.environ["PATH"] = "/nonexistent"
     os.environ["OPWRIGHT_CACHE_DIR"] = str(folder / "no-store")
     import opwright
@@ -94,6 +95,7 @@ def run(folder: Path) -> None:
         }
         print(name, json.dumps(result[name], indent=2), flush=True)
     (folder / "one_binary.json").write_text(json.dumps(result, indent=2) + "\n")
+    os.environ["PATH"] = path  # `update` asks git
     update(__file__, figures(result), machine_of(result["run on"]))
     sys.exit(failed)
 

@@ -100,7 +100,7 @@ def test_no_record_takes_the_place_of_another_operators_or_devices(tmp_path: Pat
 
 
 def test_there_are_old_records_to_read() -> None:
-    assert len(OLD) == 4
+    assert len(OLD) == 2
     assert {json.loads(p.read_text())["version"] for p in OLD} == {1}
 
 

@@ -22,13 +22,10 @@
 // Functions for tests
 //   int stub_record(const char* path)       appends a JSON line per launch to the file; NULL: stops
 //   int64_t stub_count(const char* name)    calls of an entry point by all threads, -1 if unknown
-//   void stub_reset_counts(void)
 //   int stub_fail(const char* name, int nth, int error)
 //                                           from now the nth call fails, or every call if nth is 0;
 //                                           name NULL: no more failures
 //   int stub_set_capturing(void* stream, int status)     NULL: all streams there are
-//   void stub_set_driver_version(int version)
-//   int64_t stub_live_allocations(void)     allocated and not yet freed
 //
 // Files: this one has devices and contexts, stub_image.c reads cubins, stub_module.c has modules
 // and functions, stub_launch.c launches, stub_memory.c memory, stub_stream.c streams and
@@ -94,7 +91,6 @@ int stub_device_count(void) { return num_devices; }
 int stub_device_arch(Device device) { return device_archs[device]; }
 int stub_driver_version(void) { return driver_version; }
 bool stub_oversized_shared(void) { return oversized_shared; }
-API void stub_set_driver_version(int version) { driver_version = version; }
 
 static const Architecture* architecture(Device device) {
   const Architecture* found = &kArchitectures[0];

@@ -93,10 +93,6 @@ static Result release(uint64_t address) {
   return known ? kSuccess : kInvalidValue;
 }
 
-API int64_t stub_live_allocations(void) {
-  return __atomic_load_n(&num_allocations, __ATOMIC_ACQUIRE);
-}
-
 API Result cuMemAlloc_v2(uint64_t* address, size_t size) {
   ENTER_CONTEXT(cuMemAlloc_v2);
   return stub_is_capturing() ? kCaptureUnsupported : allocate(address, size);

@@ -15,7 +15,6 @@ bool stub_has_faults;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 FREE_IN_CHILD(lock)
 static Thread* threads;
-static uint64_t forgotten[kFunctions];  // counts at the last reset
 static int record_file = -1;
 
 // ---- counters
@@ -48,15 +47,9 @@ API int64_t stub_count(const char* name) {
   int id = find_function(name);
   if (id < 0) return -1;
   pthread_mutex_lock(&lock);
-  uint64_t sum = total(id) - forgotten[id];
+  uint64_t sum = total(id);
   pthread_mutex_unlock(&lock);
   return (int64_t)sum;
-}
-
-API void stub_reset_counts(void) {
-  pthread_mutex_lock(&lock);
-  for (int i = 0; i < kFunctions; i++) forgotten[i] = total(i);
-  pthread_mutex_unlock(&lock);
 }
 
 __attribute__((destructor)) static void write_counts(void) {
@@ -65,7 +58,7 @@ __attribute__((destructor)) static void write_counts(void) {
   if (file == NULL) return;
   const char* separator = "{";
   for (int i = 0; i < kFunctions; i++) {
-    uint64_t count = total(i) - forgotten[i];
+    uint64_t count = total(i);
     if (count == 0) continue;
     fprintf(file, "%s\"%s\": %llu", separator, kFunctionNames[i], (unsigned long long)count);
     separator = ", ";

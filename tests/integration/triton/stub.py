@@ -32,15 +32,14 @@ _FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wl,-soname,libcuda.so
 _ABSENT = "no Triton at .venv/triton-*/bin/python; link an environment that has it there"
 
 
-def build(without: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Path:
+def build(flags: tuple[str, ...] = ()) -> Path:
     """Builds the stub if its sources changed; returns the folder of `libcuda.so.1`.
 
     Args:
-        without: Entry points that neither dlsym nor cuGetProcAddress finds, as in an older driver.
         flags: More for the compiler, such as `-fsanitize=thread`.
     """
     sources = sorted(NATIVE.glob("stub_*.[ch]"))
-    digest = hashlib.sha256(repr((sorted(without), flags)).encode())
+    digest = hashlib.sha256(repr(flags).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     folder = BUILD / f"stub-{digest.hexdigest()[:16]}"
@@ -50,14 +49,9 @@ def build(without: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         built = Path(temporary, "libcuda.so.1")
-        extra = list(flags)
-        if without:
-            script = Path(temporary, "hidden")
-            script.write_text("{ local: " + " ".join(f"{name};" for name in without) + " };\n")
-            extra.append(f"-Wl,--version-script={script}")
         compiler = shutil.which("gcc") or shutil.which("cc")
         code = [str(source) for source in sources if source.suffix == ".c"]
-        subprocess.run([compiler, *_FLAGS, *extra, "-o", str(built), *code], check=True)
+        subprocess.run([compiler, *_FLAGS, *flags, "-o", str(built), *code], check=True)
         link = Path(temporary, "libcuda.so")  # what Triton 3.5 links its launchers with
         link.symlink_to(library.name)
         link.rename(folder / link.name)

@@ -36,8 +36,6 @@ class Driver:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libcuda.so.1")
-        self.library.stub_count.restype = ctypes.c_int64
-        self.library.stub_live_allocations.restype = ctypes.c_int64
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.library, name)
@@ -83,24 +81,18 @@ def make_cubin(
     threads: int = 128,
     clusters: int = 0,
     static_shared: int = 0,
-    toolkit: int = 128,
-    abi: int = 7,
-    variant: str = "",
-    name: str = "kernel",
 ) -> bytes:
-    """Returns an ELF with what a driver reads of a cubin, laid out as ptxas 12.8 (`abi` 7) or 13.4 (8) does.
+    """Returns an ELF with what a driver reads of a cubin, laid out as ptxas 12.8 does.
 
     Args:
         params: Offset and size of each.
         threads: .reqntid, 0 for none.
-        toolkit: 128 for CUDA 12.8.
-        variant: "a" for sm_90a.
     """
 
     def sized(attribute: int, *words: int) -> bytes:
         return struct.pack("<BBH", 4, attribute, 4 * len(words)) + struct.pack(f"<{len(words)}I", *words)
 
-    info = sized(0x37, toolkit)
+    info = sized(0x37, 128)
     for ordinal, (offset, size) in reversed(list(enumerate(params))):
         info += sized(0x17, 0, offset << 16 | ordinal, size << 18 | 0x1F000)
     info += struct.pack("<BBH", 3, 0x1B, 255)  # a short form between the sized ones
@@ -108,17 +100,15 @@ def make_cubin(
         info += sized(0x10, threads, 1, 1)
     if clusters:
         info += sized(0x3D, clusters, 1, 1)
-    strings = b"\0" + name.encode() + b"\0"
+    strings = b"\0kernel\0"
     symbols = bytes(24) + struct.pack("<IBBHQQ", 1, _FUNCTION_SYMBOL, _ENTRY, 1, 0, 64)
-    note = f"ptxas -arch sm_{arch}{variant} ".encode() if abi == 8 else b""
     sections = [  # name, type, bytes, size, link
-        (f".text.{name}", 1, bytes(64), 64, 0),
+        (".text.kernel", 1, bytes(64), 64, 0),
         (".strtab", 3, strings, len(strings), 0),
         (".symtab", 2, symbols, len(symbols), 2),
         (".nv.info", 0x70000000, sized(0x2F, 1, 40), 12, 3),
-        (f".nv.info.{name}", 0x70000000, info, len(info), 3),
-        (f".nv.shared.{name}", 8, b"", static_shared, 0),
-        (".note.nv.tkinfo", 7, note, len(note), 0),
+        (".nv.info.kernel", 0x70000000, info, len(info), 3),
+        (".nv.shared.kernel", 8, b"", static_shared, 0),
     ]
     names = b"\0"
     body = b""
@@ -132,11 +122,8 @@ def make_cubin(
         rows.append(struct.pack("<IIQQQQIIQQ", title_at, kind, 0, 0, 64 + len(body), size, link, 0, 8, 0))
         body += content
     body += bytes(-len(body) % 8)
-    if abi == 7:
-        flags = arch | arch << 16 | 0x500 | (0x800 if variant == "a" else 0)
-    else:
-        flags = arch << 8 | 0x06000004
-    identity = b"\x7fELF\x02\x01\x01" + bytes([0x33 if abi == 7 else 0x41, abi]) + bytes(7)
+    flags = arch | arch << 16 | 0x500
+    identity = b"\x7fELF\x02\x01\x01\x33\x07" + bytes(7)
     header = struct.pack(
         "<16sHHIQQQIHHHHHH",
         identity,

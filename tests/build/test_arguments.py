@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float32, Float64, Int
 from kernel_head import COMPILED, HEAD
 from torch import Tensor
 
@@ -269,7 +269,7 @@ def test_a_list_that_alone_gives_the_size(ns, entries):
 
 def test_no_tensor_at_all(ns, entries):
     @operator(f"{ns}::nothing")
-    def nothing(x: Float[Tensor, "n"] | None, k: int) -> Float[Tensor, "k"]:
+    def nothing(x: Float32[Tensor, "n"] | None, k: int) -> Float32[Tensor, "k"]:
         return torch.ones(k) if x is None else x[:k].clone()
 
     for entry in entries(nothing):

@@ -105,6 +105,11 @@ def unbound_family(x: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x.float()
 
 
+def optional_family(x: Int[Tensor, "n"], weights: Float[Tensor, "n"] | None = None) -> Float[Tensor, "n"]:
+    """Without weights, a call with `out=` and one in a compiled function raised a KeyError."""
+    return x.float() if weights is None else x * weights
+
+
 def two_unknowns(x: Float[Tensor, "a+b"]) -> Float[Tensor, "a"]:
     return x[:1]
 
@@ -211,7 +216,7 @@ REFUSED = {
     errors.AnnotationError: [
         no_annotation, no_annotation_of_a_number,
         bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
-        literal_numbers, bad_default, unbound_family, nothing_done, no_tensor, list_of_numbers,
+        literal_numbers, bad_default, unbound_family, optional_family, nothing_done, no_tensor, list_of_numbers,
         pair_of_numbers, list_of_results, any_number_of_results, number_as_result, optional_result,
         tuple_of_tensors, numpy_array,
     ],

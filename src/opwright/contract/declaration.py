@@ -407,10 +407,13 @@ def _check_contract(contract: Contract) -> None:
                     hint=hint,
                 )
         family = output.type.family
-        if not family.is_single and family.name not in families:
+        if not family.is_single and not output.gradient_of and family.name not in families:
+            absent = [p.name for p in contract.tensors if p.type.family.name == family.name]
             raise AnnotationError(
                 subject,
-                f"`{output.name}`: no input has the dtype family `{family}` to take the dtype from",
+                f"`{output.name}`: its dtype follows from `{absent[0]}`, which callers may leave out"
+                if absent
+                else f"`{output.name}`: no input has the dtype family `{family}` to take the dtype from",
                 hint=f"a single dtype, as in `{family.dtypes[0]}`: "
                 f"`{str(family.dtypes[0]).removeprefix('torch.').capitalize()}[Tensor, ...]`",
             )
@@ -458,7 +461,8 @@ def _bound_names(contract: Contract) -> tuple[dict[str, None], dict[str, None], 
     variadics: dict[str, None] = {}
     families: set[str] = set()
     for parameter in contract.tensors:
-        families.add(parameter.type.family.name)
+        if not parameter.optional:
+            families.add(parameter.type.family.name)
         for axis in parameter.type.axes:
             if isinstance(axis, Named):
                 named[axis.name] = None

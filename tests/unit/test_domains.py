@@ -158,6 +158,14 @@ def test_an_empty_range_is_refused() -> None:
         Range(2, 1)
 
 
+def test_ends_and_axes_of_the_other_kind_are_refused() -> None:
+    """They raised an error of Python's: of `<=`, and of `split`."""
+    with pytest.raises(TypeError, match=r'numbers; `Index\("t\+1"\)` takes the integers from 0 to `t`'):
+        Range(0, "t")
+    with pytest.raises(TypeError, match=r"name of an axis in quotes, got 5"):
+        Index(5)
+
+
 # --- inputs ------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,11 @@ class Range:
     name: str = ""
 
     def __post_init__(self) -> None:
+        text = next((end for end in (self.high, self.low) if isinstance(end, str)), None)
+        if text is not None:
+            raise TypeError(
+                f'the ends of `Range` are numbers; `Index("{text}+1")` takes the integers from 0 to `{text}`'
+            )
         if not self.low <= self.high:  # so is NaN refused
             raise ValueError(f"`{self}` is empty; the first number is the smallest value, the second the largest")
 
@@ -113,6 +118,12 @@ class Index:
     """
 
     axis: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.axis, str):
+            raise TypeError(
+                f"`Index` takes the name of an axis in quotes, got {self.axis!r}; `Range(0, 9)` has fixed ends"
+            )
 
     def __str__(self) -> str:
         return f'Index("{self.axis}")'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import traceback
 from typing import Literal
@@ -9,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from jaxtyping import Bool, Complex, Float, Float32, Int, Shaped
+from jaxtyping import Bool, Complex, Float, Float8e4m3fn, Float32, Int, Shaped
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
@@ -67,6 +68,31 @@ def star_args(*x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 def optional_number(x: Float[Tensor, "n"], k: int | None = None) -> Float[Tensor, "n"]:
     return x * 2
+
+
+class Way(enum.Enum):
+    UP = "up"
+    DOWN = "down"
+
+
+def enumeration(x: Float[Tensor, "n"], way: Way = Way.UP) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def optional_choice(x: Float[Tensor, "n"], way: Literal["up", "down"] | None = None) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def choice_or_none(x: Float[Tensor, "n"], way: Literal["up", None] = None) -> Float[Tensor, "n"]:
+    return x * 2
+
+
+def whole_or_real(x: Float[Tensor, "n"], by: int | float = 1) -> Float[Tensor, "n"]:
+    return x * by
+
+
+def eight_bits(x: Float8e4m3fn[Tensor, "n"]) -> Float32[Tensor, "n"]:
+    return x.float()
 
 
 def literal_numbers(x: Float[Tensor, "n"], k: Literal[1, 2] = 1) -> Float[Tensor, "n"]:
@@ -218,7 +244,7 @@ REFUSED = {
         bare_tensor, unknown_type, complex_numbers, no_result, star_args, optional_number,
         literal_numbers, bad_default, unbound_family, optional_family, nothing_done, no_tensor, list_of_numbers,
         pair_of_numbers, list_of_results, any_number_of_results, number_as_result, optional_result,
-        tuple_of_tensors, numpy_array,
+        tuple_of_tensors, numpy_array, enumeration, optional_choice, choice_or_none, whole_or_real, eight_bits,
     ],
     errors.AxisError: [
         broadcasting, two_variadics, unreadable_axis, function_axis, unbound_output, anonymous_output, two_unknowns,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
+import json
 import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
@@ -111,6 +113,8 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
             _check_choices(arguments, name, subject)
             return {"kind": "choice", "choices": tuple(arguments)}
         hint = f"`{name}: int` for numbers, `{name}: bool` for a switch"
+        if None in arguments and all(isinstance(choice, (str, types.NoneType)) for choice in arguments):
+            hint = _choices_of(name, ("none" if choice is None else choice for choice in arguments))
         raise AnnotationError(subject, f"`{name}`: a Literal of strings is expected", hint=hint)
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         inner = next(a for a in arguments if a is not type(None))
@@ -122,6 +126,8 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
                 rows=[("got", _text(annotation))],
                 hint="an empty list"
                 if read["kind"] == "tensors"
+                else _choices_of(name, ("none", *read["choices"]))
+                if read["kind"] == "choice"
                 else f"give `{name}` a default that means 'none', such as -1",
             )
         return {**read, "optional": True}
@@ -188,7 +194,7 @@ def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
             subject,
             f"`{name}`: dtype `{dtype.__name__}` is not supported",
             rows=[("expected", " ".join(family_names()))],
-            hint="complex numbers: take `torch.view_as_real(x)`, with a last axis of 2",
+            hint=_instead_of_dtype(dtype.__name__, name),
         )
     return TensorType(found, parse_axes(text, subject, name))
 
@@ -294,9 +300,26 @@ def _instead_of(annotation: Any, name: str) -> str:
             return f"a list without None, or `{name}0: {_text(items[0])}` and so on"
         family = _FAMILIES_OF.get(items[0], "Int64") if items else "Int64"
         return f'`{name}: {family}[Tensor, "k"]`, or an argument for each number'
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return _choices_of(name, (str(choice.value) for choice in annotation))
+    if set(get_args(annotation)) == {int, float}:
+        return f"`{name}: float`, which takes whole numbers too"
     if annotation is str:
         return f'`{name}: Literal["a", "b"]`, with its choices'
     return f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]'
+
+
+def _choices_of(name: str, choices: Iterable[str]) -> str:
+    return f"`{name}: Literal[{', '.join(json.dumps(choice) for choice in choices)}]`"
+
+
+def _instead_of_dtype(dtype: str, name: str) -> str:
+    """Returns what to do with a dtype that operators cannot have."""
+    if dtype.startswith("Complex"):
+        return f"complex numbers: take `torch.view_as_real({name})`, with a last axis of 2"
+    bits = re.search("8|16|32|64", dtype)
+    same = {"8": "UInt8", "16": "Int16", "32": "Int32", "64": "Int64"}[bits[0]] if bits else ""
+    return f"take `{name}.view(torch.{same.lower()})`, the same bits as `{same}`" if same else ""
 
 
 def _text(annotation: Any) -> str:

@@ -46,6 +46,23 @@ def softmax_rows(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]
     )
 
 
+def softmax_backward_rows(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, float]:
+    """Times the operators of the gradient, without autograd; the copy moves as many bytes, three passes."""
+    grads = torch.randn(shape, device="cuda", dtype=dtype)
+    output = torch.randn(shape, device="cuda", dtype=dtype).softmax(-1)
+    compiled = torch.compile(lambda grads, output: output * (grads - (grads * output).sum(-1, keepdim=True)))
+    source = torch.randn(3 * grads.numel() // 2, device="cuda").to(dtype)
+    target = torch.empty_like(source)
+    return measure(
+        {
+            "copy_": lambda: target.copy_(source),
+            "torch.softmax": lambda: torch.ops.aten._softmax_backward_data(grads, output, -1, dtype),
+            "torch.compile": lambda: compiled(grads, output),
+            "opwright": lambda: torch.ops.opwright_ops.softmax_backward(grads, output),
+        }
+    )
+
+
 def matmul_rows(shape: tuple[int, int, int], dtype: torch.dtype) -> dict[str, float]:
     m, n, k = shape
     x, w = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(n, k, device="cuda", dtype=dtype)
@@ -73,9 +90,11 @@ def figures(result: dict[str, Any]) -> list[Figure]:
 def main() -> None:
     found: dict[str, Any] = {"machine": vars(machine_card(torch.device("cuda")))}
     with torch.no_grad():
-        for name, dtype in DTYPES.items():
+        for name in ("f32", "bf16"):
             for shape in ((4096, 1000), (4096, 4096), (512, 65536)):
-                found[f"softmax {shape} {name}"] = softmax_rows(shape, dtype)
+                found[f"softmax {shape} {name}"] = softmax_rows(shape, DTYPES[name])
+            for shape in ((4096, 4096), (512, 65536)):
+                found[f"softmax {shape} {name}, backward"] = softmax_backward_rows(shape, DTYPES[name])
         for name in ("f16", "bf16"):
             for shape in ((16, 4096, 4096), (512, 4096, 1024), (8192, 4096, 4096)):
                 found[f"matmul_bias_gelu {shape} {name}"] = matmul_rows(shape, DTYPES[name])

@@ -59,7 +59,8 @@ def main() -> None:
         errors[name] = error if error == error else "nan"
 
     softmax = load(folder, "softmax")
-    softmax.RESIDENT, softmax.LOOP = 256, 64  # so that small rows take both kernels
+    # So that small rows take all kernels.
+    softmax.RESIDENT, softmax.RESIDENT_BACKWARD, softmax.TILE, softmax.LANES = 256, 256, 64, 16
     for dtype in (torch.float32, torch.float64, torch.float16):
         for n in (1, 5, 300):
             x = strided(4, n, dtype=dtype)
@@ -69,6 +70,10 @@ def main() -> None:
             output = torch.full((4, n), 7.0, dtype=dtype)
             softmax.softmax(x, output)
             compare(f"softmax {dtype} {n}", output, torch.softmax(x.double(), -1))
+            values, grads = strided(4, n, dtype=dtype).softmax(-1), strided(4, n, dtype=dtype)
+            softmax.softmax_backward(grads, values, output)
+            total = (grads.double() * values.double()).sum(-1, keepdim=True)
+            compare(f"softmax_backward {dtype} {n}", output, values.double() * (grads.double() - total))
     bias_gelu = load(folder, "bias_gelu")
     for dtype in (torch.float32, torch.float64):
         for approximate in ("none", "tanh", "quick"):

@@ -16,7 +16,7 @@ import torch
 
 # Units in the last place of the result, or of 0.001 where it is smaller: rounding of the sum, the exponential
 # and the quotient; a matrix product of 33 terms rounds as often.
-ALLOWED = {"softmax": 12, "bias_gelu": 12, "matmul_bias_gelu": 60}
+ALLOWED = {"softmax": 12, "softmax_backward": 12, "bias_gelu": 12, "matmul_bias_gelu": 60}
 
 
 def test_kernels_under_the_interpreter() -> None:
@@ -35,5 +35,5 @@ def test_kernels_under_the_interpreter() -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     errors = json.loads(done.stdout)
-    assert len(errors) == 18
+    assert len(errors) == 27
     assert {n: e for n, e in errors.items() if not (isinstance(e, float) and e <= ALLOWED[n.split()[0]])} == {}

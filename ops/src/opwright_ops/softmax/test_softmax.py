@@ -50,6 +50,25 @@ def test_against_float64(dtype: torch.dtype) -> None:
             assert ((softmax(x).double() - exact).abs() <= allowed).all(), n
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_gradient_against_float64(dtype: torch.dtype) -> None:
+    """Off by the rounding of the sum, the difference to it and the result, at every width, with strided gradients."""
+    single = torch.finfo(torch.float32).eps
+    for n in (1, 2, 7, 257, 4096, 30_000, 70_000):
+        output = torch.softmax(torch.randn(9, n, dtype=torch.float64), -1).to(dtype)
+        base = torch.randn(n + 1, 9, dtype=torch.float64).to(dtype)
+        for grads in (base[1:].T, base.T.contiguous()[:, 1:]):
+            products = grads.double() * output.double()
+            difference = grads.double() - products.sum(-1, keepdim=True)
+            sums = n**0.5 * single * products.abs().sum(-1, keepdim=True)
+            exact = output.double() * difference
+            allowed = torch.finfo(dtype).eps * exact.abs() + output.double() * (
+                sums + 4 * single * grads.double().abs()
+            )
+            found = torch.ops.opwright_ops.softmax_backward(grads, output)
+            assert ((found.double() - exact).abs() <= allowed + torch.finfo(dtype).smallest_normal).all(), n
+
+
 def inputs(dtype: torch.dtype) -> Iterator[tuple[Tensor, int]]:
     """Yields tensors of 0 to 4 dimensions, contiguous and transposed, and empty ones, with each of their axes."""
     for shape in ((), (1,), (5,), (3, 4), (4, 1), (2, 3, 5), (2, 0, 3), (0,), (3, 2, 4, 5)):

@@ -7,7 +7,7 @@ from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import Mutates, operator
-from opwright.errors import NotDifferentiableError
+from opwright.errors import KernelError, NotDifferentiableError
 
 pytestmark = pytest.mark.compiler
 
@@ -179,3 +179,35 @@ def test_write_into_an_expanded_tensor_is_refused(bump, entries):
         x = torch.zeros(1, 3).expand(2, 3)
         with pytest.raises(Exception, match=r"(?i)memory|overlap|expand"):
             entry(x, torch.ones(3))
+
+
+def test_refused_call_leaves_the_tensors_of_a_list(ns):
+    """The reference is asked whether it raises an IndexError, on copies."""
+
+    @operator(f"{ns}::add_to_all", cpu=HEAD + """
+    template <typename T>
+    void add_to_all(List<View<T, 1>> tensors, int64_t by) {
+      opwright::check(by >= 0, "`by` must not be negative");
+      for (auto& tensor : tensors) tensor(0) += T(by);
+    }
+    OPWRIGHT_KERNEL(add_to_all, float)""")  # fmt: skip
+    def add_to_all(tensors: Mutates[list[Float[Tensor, "n"]]], by: int) -> None:
+        for tensor in tensors:
+            tensor += by
+
+    tensors = [torch.ones(1), torch.ones(1)]
+    with pytest.raises(KernelError, match="`by` must not be negative"):
+        add_to_all(tensors, -1)
+    assert [t.item() for t in tensors] == [1.0, 1.0]
+
+
+def test_autocast_follows_a_list_that_is_written(ns):
+    @operator(f"{ns}::add_each", autocast="lower")
+    def add_each(tensors: Mutates[list[Float[Tensor, "n"]]], by: Float[Tensor, "n"]) -> None:
+        for tensor in tensors:
+            tensor += by
+
+    tensors = [torch.ones(2, dtype=torch.float64)]
+    with torch.autocast("cpu", torch.bfloat16):
+        add_each(tensors, torch.ones(2))
+    assert tensors[0].tolist() == [2.0, 2.0]

@@ -59,9 +59,11 @@ def device_of(values: Sequence[Any]) -> str:
 
 def _target(contract: Contract, values: Sequence[Any], policy: str, device: str) -> torch.dtype | None:
     written = [
-        v.dtype
+        tensor.dtype
         for p, v in zip(contract.parameters, values, strict=True)
-        if p.mutated and p.type.family == contract.scalar_family and isinstance(v, torch.Tensor)
+        if p.mutated and p.type.family == contract.scalar_family
+        for tensor in tree_leaves(v)
+        if isinstance(tensor, torch.Tensor)
     ]
     if written:
         return written[0]  # what is written into cannot be converted, so the others follow it

@@ -59,7 +59,7 @@ class Reference:
         if self._is_random:  # the caller's next numbers are not to change
             return False
         pairs = zip(self._contract.parameters, values, strict=True)
-        copied = [v.clone() if p.mutated and isinstance(v, torch.Tensor) else v for p, v in pairs]
+        copied = [_copy(v) if p.mutated else v for p, v in pairs]
         try:
             with torch.no_grad():
                 self.run(copied)
@@ -68,6 +68,12 @@ class Reference:
         except Exception:  # whatever a reference may raise
             return False
         return False
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [tensor.clone() for tensor in value]
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:

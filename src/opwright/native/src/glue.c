@@ -299,6 +299,7 @@ enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack,
   for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
   for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
 
+  call.message[0] = 0;
   const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));
   release(&call, failed);
   if (failed) make_valid(call.message);

@@ -204,6 +204,8 @@ static int make_views(Call* call, void** arguments) {
       case kTensorList: {
         const u64 bytes = 8 * (1 + 2 * (u64)argument->type.rank);
         value->views = malloc((value->count ? (u64)value->count : 1) * bytes);
+        if (!value->views)
+          FAIL(call, "%s: there is no memory for a list of %lld tensors", op->name, value->count);
         for (i64 k = 0; k < value->count; ++k) {
           __builtin_memcpy((char*)value->views + (u64)k * bytes, value->tensors[k].view, bytes);
         }

@@ -42,6 +42,9 @@ void lstm_step(View<const float, 3> input, View<float, 2> h, View<float, 2> c,
   opwright::check(blocks == (H + kPreparedUnits - 1) / kPreparedUnits &&
                       weight_ih.size(1) == input.size(2) && weight_hh.size(1) == layer.R,
                   "packed weights must be of a layer with the sizes of `input`, `h` and `c`");
+  opwright::check(!weight_hr.defined() ||
+                      weight_hr.size(0) == (layer.R + kPreparedColumns - 1) / kPreparedColumns,
+                  "`weight_hr` must be of a layer with the size of `h`");
   Forward<float, float> forward{schedule, layer};
   forward.output = Sequence<float>(output);
   const float* scales = scale.defined() ? scale.data() : nullptr;

@@ -226,16 +226,27 @@ void with_activation(Activation activation, const Body& body) {
 
 }  // namespace
 
+// The rows that the frames of `f` and the positions of `g` make.
+template <typename T>
+const Rows* rows_of_joint(const View<const T, 3>& f, const View<const T, 3>& g,
+                          const View<const int64_t, 1>& logit_lengths,
+                          const View<const int64_t, 1>& target_lengths, int64_t count,
+                          bool is_packed) {
+  const int64_t frames = f.size(1);
+  const Rows* all =
+      rows_of_batch(count, g.size(1) - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
+  for (int64_t entry = 0; entry < f.size(0); ++entry)
+    check(all[entry].frames <= frames,
+          "ValueError: `logit_lengths` must be at most the number of frames of `f`");
+  return all;
+}
+
 template <typename T>
 void transducer_join(View<const T, 3> f, View<const T, 3> g, View<const int64_t, 1> logit_lengths,
                      View<const int64_t, 1> target_lengths, int64_t count, bool is_packed,
                      Activation activation, View<T, 2> output) {
   const int64_t b = f.size(0), frames = f.size(1), positions = g.size(1), h = f.size(2);
-  const Rows* all =
-      rows_of_batch(count, positions - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
-  for (int64_t entry = 0; entry < b; ++entry)
-    check(all[entry].frames <= frames,
-          "ValueError: `logit_lengths` must be at most the number of frames of `f`");
+  const Rows* all = rows_of_joint(f, g, logit_lengths, target_lengths, count, is_packed);
   const Vectors<T> from_f = vectors_of(f), from_g = vectors_of(g);
   with_activation(activation, [&]<Activation kActivation>() {
     const int64_t grain = opwright::grain_of(positions * h);
@@ -270,8 +281,7 @@ void transducer_join_backward(View<const T, 2> grad_output, View<const T, 3> f, 
   // cache, and each gradient is read once.
   constexpr int64_t kColumns = 64;
   const int64_t b = f.size(0), frames = f.size(1), positions = g.size(1), h = f.size(2);
-  const Rows* all =
-      rows_of_batch(count, positions - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
+  const Rows* all = rows_of_joint(f, g, logit_lengths, target_lengths, count, is_packed);
   const Vectors<T> from_f = vectors_of(f), from_g = vectors_of(g);
   const View<const T, 2> grads = opwright::with_adjacent_columns(grad_output);
   for (int64_t i = 0; i < grad_f.numel(); ++i) grad_f.data()[i] = T(S(0));

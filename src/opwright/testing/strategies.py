@@ -60,7 +60,7 @@ def inputs(
     Args:
         operator: an operator, or a TARGET such as "my_ops::name".
         dtypes: of all, those of these: `torch.float32` or "f32".
-        layouts: of "contiguous", "transposed", "sliced", "offset" and "expanded", these.
+        layouts: of "contiguous", "transposed", "sliced", "offset", "expanded" and "columns", these.
         special: whether floating-point tensors hold infinities, NaN and subnormal numbers too.
         max_elements: the most elements of a tensor.
         ranges: by the name of an axis or of an argument, the least and the largest value, both included: of a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from jaxtyping import Float
+from kernel_head import HEAD
 from torch import Tensor
 
 from opwright import operator
@@ -97,3 +98,24 @@ def test_refusals(ns: str) -> None:
             grad_output: Float[Tensor, "n"], table: Float[Tensor, "n"]
         ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
             return grad_output * table, table
+
+
+def test_output_that_is_not_used_has_no_part_in_the_gradient(ns):
+    """The derivative of the root is infinite at 0."""
+
+    @operator(f"{ns}::double_and_root", cpu=HEAD + """
+    template <typename T> void double_and_root(View<const T, 1> x, View<T, 1> doubled, View<T, 1> root) {
+      for (int64_t i = 0; i < x.size(0); ++i) doubled(i) = 2 * x(i), root(i) = T(__builtin_sqrt(x(i)));
+    }
+    OPWRIGHT_KERNEL(double_and_root, float, double)""")  # fmt: skip
+    def double_and_root(x: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return x * 2, x.sqrt()
+
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    for _ in range(4):  # the later ones take what was recorded
+        assert torch.autograd.grad(double_and_root(x)[0].sum(), x)[0].tolist() == [2.0, 2.0]
+    differentiate = torch.func.grad(lambda x: double_and_root(x)[0].sum())
+    assert differentiate(x.detach()).tolist() == [2.0, 2.0]
+    assert torch.vmap(differentiate)(x.detach()[None]).tolist() == [[2.0, 2.0]]
+    y = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda y: double_and_root(y)[0], y)

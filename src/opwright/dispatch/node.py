@@ -76,7 +76,7 @@ def recorder(
     # Names of arguments never start with an underscore, so the function's own do.
     parameters = ["_compute", *(p.name for p in plain), *counts, *(["*_flat"] if lists else [])]
     forward, backward = (
-        _forward_lines(contract, saved, lists, plain, counts),
+        _forward_lines(contract, saved, lists, plain, counts, backward_contract is None),
         _backward_lines(contract, saved, backward_contract, lists, plain, counts, declaration.shared_gradients),
     )
     source = "\n".join(
@@ -127,7 +127,12 @@ def _saved(contract: Contract, saved: Saved, lists: list[Parameter], plain: list
 
 
 def _forward_lines(
-    contract: Contract, saved: Saved, lists: list[Parameter], plain: list[Parameter], counts: list[str]
+    contract: Contract,
+    saved: Saved,
+    lists: list[Parameter],
+    plain: list[Parameter],
+    counts: list[str],
+    is_derived: bool,
 ) -> list[str]:
     kept = _kept(contract, saved)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
@@ -135,6 +140,9 @@ def _forward_lines(
     integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
+    if is_derived and len(contract.outputs) > 1:
+        # Zeros for an output that is not used would be multiplied by its derivative, which may be infinite.
+        lines.append("_ctx.set_materialize_grads(False)")
     for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
         before = " + ".join(counts[:i]) or "0"
         lines.append(f"{p.name} = list(_flat[{before}:{before} + {count}])")

@@ -20,6 +20,7 @@ from opwright._torch import tree_leaves
 from opwright.contract.contract import Contract
 from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
+from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.registration import AUTOCAST_KEYS, Registration
 
 _KEYS = _torch.key_set(*AUTOCAST_KEYS.values())
@@ -62,8 +63,7 @@ def _target(contract: Contract, values: Sequence[Any], policy: str, device: str)
         tensor.dtype
         for p, v in zip(contract.parameters, values, strict=True)
         if p.mutated and p.type.family == contract.scalar_family
-        for tensor in tree_leaves(v)
-        if isinstance(tensor, torch.Tensor)
+        for tensor in tensors_in([v])
     ]
     if written:
         return written[0]  # what is written into cannot be converted, so the others follow it

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
+from opwright._torch import tree_map
 from opwright.contract.contract import Contract, Output
 from opwright.contract.declaration import Declaration
 from opwright.dispatch.arguments import Arguments
@@ -59,7 +60,7 @@ class Reference:
         if self._is_random:  # the caller's next numbers are not to change
             return False
         pairs = zip(self._contract.parameters, values, strict=True)
-        copied = [_copy(v) if p.mutated else v for p, v in pairs]
+        copied = [with_copies(v) if p.mutated else v for p, v in pairs]
         try:
             with torch.no_grad():
                 self.run(copied)
@@ -70,10 +71,9 @@ class Reference:
         return False
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return [tensor.clone() for tensor in value]
-    return value.clone() if isinstance(value, torch.Tensor) else value
+def with_copies(value: Any) -> Any:
+    """Returns an argument, or a list of them, with copies of its tensors."""
+    return tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, value)
 
 
 def caller(contract: Contract, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:

@@ -126,12 +126,12 @@ def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> A
     key: list[Any] = []
     local: list[Any] = []
     for value in values:
-        if isinstance(value, tuple):
-            value = list(value)  # cannot be hashed: plans are kept for tensors alone
         if type(value) is kind:
             key.append(value._spec)
             value = value._local_tensor
             is_direct = is_direct and type(value) is torch.Tensor
+        elif isinstance(value, tuple):
+            key.append([])  # as for a list, no plan is kept
         else:
             key.append(value)
         local.append(value)

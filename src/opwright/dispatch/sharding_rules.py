@@ -30,7 +30,7 @@ from opwright.contract.contract import Contract, Parameter, TensorType
 from opwright.contract.domains import Index
 from opwright.dispatch import registry
 from opwright.dispatch.record import Operator
-from opwright.dispatch.reference import caller, outputs_of, tensors_in
+from opwright.dispatch.reference import caller, outputs_of, tensors_in, with_copies
 from opwright.errors import ShardingError
 
 if TYPE_CHECKING:
@@ -462,7 +462,7 @@ class _Proof:
 
     def _results(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """Returns the results of the reference on copies, and the arguments that it has written into."""
-        copies = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, list(values))
+        copies = with_copies(list(values))
         made = outputs_of(self._contract, self._call(copies))
         written = [v for p, v in zip(self._contract.parameters, copies, strict=True) if p.mutated]
         return [torch.zeros(0) if m is None else m for m in made] + list(tensors_in(written))

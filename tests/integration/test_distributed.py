@@ -53,6 +53,10 @@ def normalize(input: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
 def accumulate(sum: Mutates[Float[Tensor, "n"]], x: Float[Tensor, "n"]) -> None:
     sum.add_(x)
 
+@operator("dist::add_all")
+def add_all(xs: list[Float[Tensor, "n"]]) -> Float[Tensor, "n"]:
+    return sum(xs)
+
 torch.manual_seed(0)
 x, bias, seed = torch.randn(5, 6).double(), torch.randn(6).double(), torch.randn(5, 6).double()
 
@@ -90,6 +94,9 @@ total = distribute_tensor(torch.zeros(6).double(), mesh, [Replicate()])
 for _ in range(2):
     accumulate(total, distribute_tensor(bias, mesh, [Replicate()]))
 torch.testing.assert_close(total.to_local(), 2 * bias)
+pair = tuple(distribute_tensor(t, mesh, [Shard(0)]) for t in (bias, x[0]))
+for _ in range(2):  # the second call took a plan of the first, whose key held the tensors
+    torch.testing.assert_close(add_all(pair).full_tensor(), bias + x[0])
 with torch.no_grad():
     made = distribute_tensor(torch.zeros(5, 6).double(), mesh, [Shard(1)])
     rows = distribute_tensor(x, mesh, [Shard(0)])

@@ -10,7 +10,9 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
+from opwright.errors import KernelError
 from opwright_ops import LSTM, lstm_step
+from opwright_ops.lstm.step import lstm_step_
 
 BIDIRECTIONAL = "`lstm_step`: `lstm` must go in one direction: a stream has no end to come back from"
 CONSTRUCTIONS = [
@@ -141,3 +143,13 @@ def test_states_that_are_refused(state, kind, parts) -> None:
     assert all(map(torch.equal, step.state, before))
     refused(ValueError, ("`batch_size` must not be negative",), lambda: step.reset(-2))
     assert all(map(torch.equal, step.state, before))
+
+
+@pytest.mark.compiler
+def test_operator_with_too_few_blocks_of_weight_hr() -> None:
+    h, c = torch.zeros(2, 128), torch.zeros(2, 16)
+    packed = torch.zeros(1, 3, 64), torch.zeros(1, 128, 64)
+    with pytest.raises(KernelError, match="`weight_hr` must be of a layer with the size of `h`"):
+        lstm_step_(torch.ones(4, 2, 3), h, c, *packed, weight_hr=torch.zeros(1, 16, 64))
+    output = lstm_step_(torch.ones(4, 2, 3), h, c, *packed, weight_hr=torch.zeros(2, 16, 64))
+    assert output.shape == (4, 2, 128)

@@ -470,3 +470,14 @@ def test_numerics(operator: Any, device: str) -> None:
         record = opwright.verify(operator, checks=["numerics", "gradients", "second gradients"], devices=[device])
     assert record.passed, record.failures
     assert device in record.backends
+
+
+@ON_CPU
+def test_operators_of_the_joint_check_packed_lengths() -> None:
+    """The number of rows fits the lengths, which have more frames than `f`."""
+    f, g = torch.randn(2, 3, 8), torch.randn(2, 2, 8)
+    lengths = torch.tensor([4, 2]), torch.tensor([1, 0])
+    with pytest.raises(RuntimeError, match="at most the number of frames of `f`"):
+        transducer_join(f, g, *lengths, rows=10, is_packed=True)
+    with pytest.raises(RuntimeError, match="at most the number of frames of `f`"):
+        torch.ops.opwright_ops.transducer_join_backward(torch.randn(10, 8), f, g, *lengths, rows=10, is_packed=True)

@@ -117,32 +117,18 @@ def softmax(input, output):
 
 def softmax_backward(grad_output, output, grad_input):
     rows, n = output.shape
+    grad_stride, grad_column_stride = grad_output.stride(0), grad_output.stride(1)
+    row_stride, column_stride = output.stride(0), output.stride(1)
     block = triton.next_power_of_2(n)
     resident = RESIDENT_BACKWARD // 4 if output.element_size() == 8 else RESIDENT_BACKWARD
     if block <= resident:
         warps = 1 if block <= 256 else 4 if block <= 2048 else 8 if block <= 8192 else 16
         softmax_backward_kernel[(rows,)](
-            grad_output,
-            output,
-            grad_input,
-            n,
-            grad_output.stride(0),
-            grad_output.stride(1),
-            output.stride(0),
-            output.stride(1),
-            BLOCK=block,
-            num_warps=warps,
-        )
+            grad_output, output, grad_input, n, grad_stride, grad_column_stride, row_stride, column_stride,
+            BLOCK=block, num_warps=warps,
+        )  # fmt: skip
     else:
         long_softmax_backward_kernel[(rows,)](
-            grad_output,
-            output,
-            grad_input,
-            n,
-            grad_output.stride(0),
-            grad_output.stride(1),
-            output.stride(0),
-            output.stride(1),
-            BLOCK=TILE,
-            num_warps=32,
-        )
+            grad_output, output, grad_input, n, grad_stride, grad_column_stride, row_stride, column_stride,
+            BLOCK=TILE, num_warps=32,
+        )  # fmt: skip

@@ -270,3 +270,41 @@ def test_each_namespace_of_pytorch_is_refused(start_python):
             @operator(f"{namespace}::free")
             def free(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
                 return x + 1
+
+
+def test_an_edited_reference_changes_the_key_of_compiled_graphs(ns, tmp_path, monkeypatch):
+    """torch.compile's cache on disk kept the gradient of the reference as it was."""
+    path, name = tmp_path / "module.py", f"{ns}_compiled"
+    text = MODULE.replace("NAMESPACE", ns).replace("mine", "graphed")
+    config = torch.compiler.config
+    monkeypatch.setattr(config, "cache_key_tag", "the user's" + config.cache_key_tag)
+    tags = []
+    for amount in (1, 2, 1):
+        path.write_text(text.replace("AMOUNT", str(amount)))
+        load(path, name)
+        tags.append(config.cache_key_tag)
+    assert tags[0] == tags[2] != tags[1]
+    assert all(tag.startswith("the user's") for tag in tags)
+    assert len({len(tag) for tag in tags}) == 1
+
+
+@pytest.mark.slow  # compiles with Inductor three times
+def test_a_compiled_gradient_follows_an_edited_reference(start_python, tmp_path):
+    program = f"""
+from importlib.util import module_from_spec, spec_from_file_location
+import torch
+from torch._dynamo.utils import counters
+spec = spec_from_file_location("kept", {str(tmp_path / "kept.py")!r})
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+x = torch.ones(2, requires_grad=True)
+torch.compile(lambda x: module.kept(x).sum())(x).backward()
+print(x.grad.tolist(), counters["aot_autograd"]["autograd_cache_hit"])
+"""
+    text = MODULE.replace("NAMESPACE", "compiled_twice").replace("mine", "kept")
+    printed = []
+    for amount in (3, 3, 5):
+        (tmp_path / "kept.py").write_text(text.replace("x + AMOUNT", f"x * {amount}"))
+        found = start_python(program, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")})
+        printed.append(found.stdout.strip())
+    assert printed == ["[3.0, 3.0] 0", "[3.0, 3.0] 1", "[5.0, 5.0] 0"]

@@ -11,7 +11,7 @@ from typing import Any
 from opwright.contract.declaration import Declaration, declare, declare_backward
 from opwright.contract.dryrun import dry_run
 from opwright.contract.precision import Precision
-from opwright.dispatch import kernels, registry, sharding
+from opwright.dispatch import compile_cache, kernels, registry, sharding
 from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.autocast import autocast_kernel
 from opwright.dispatch.autograd import Gradient, autograd_kernel
@@ -165,6 +165,7 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
         registration.call_function(contract, new.function)
         sharding.install(registration)
         registry.operators[declaration.qualified_name] = new
+        compile_cache.include(declaration)
         if forward is not None:
             forward.backward_operator = new
         for other in registry.operators.values():

@@ -89,6 +89,16 @@ def test_a_rule_that_only_seems_right_is_not_offered(function, expected, why) ->
     assert rules_of(function, square) == set(filter(None, expected.split(", "))), why
 
 
+def test_what_was_found_for_many_calls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An option that has another value in each call made a program grow without end."""
+    monkeypatch.setattr(sharding_rules, "_MAX_KEPT", 3)
+    found: dict[tuple, Any] = {}
+    for i in range(10):
+        sharding_rules.keep(found, (i,), i)
+        assert found[i,] == i
+        assert len(found) <= 3
+
+
 def test_axes_that_others_are_computed_from_stay_whole() -> None:
     assert rules_of(ops.repeat, W, torch.randn(12)) <= {"P R > P", "R P > P"}
 

@@ -21,14 +21,13 @@ from opwright.dispatch.fake import pack, unpack
 from opwright.dispatch.record import Operator
 from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.registration import Registration
-from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
+from opwright.dispatch.sharding_rules import Rule, Signature, keep, names, signature_of, word_of
 from opwright.errors import ShardingError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
 
-MAX_PLANS = 1024  # of one operator
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -143,8 +142,8 @@ def run(operator: Operator, values: Sequence[Any], is_direct: bool = False) -> A
         is_kept = bool(key) and not any(isinstance(value, torch.Tensor) for value in key)
         values = place(operator, values)
         plan = make_plan(operator, values)
-        if is_kept and len(operator.plans) < MAX_PLANS:
-            operator.plans[tuple(key)] = plan
+        if is_kept:
+            keep(operator.plans, tuple(key), plan)
         local, is_direct = _local(values), False
     if plan.moves:
         local, is_direct = _move(operator, values, plan), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,29 @@ print(*[w.message for w in caught])
     assert text.count("nvcc") >= 1
     assert "pip install nvidia-cuda-nvcc" in text
     assert "not found" not in text or "was found" in text
+
+
+@pytest.mark.parametrize(
+    ("frames", "lengths", "labels", "rows", "message"),
+    [
+        (3, [4, 2], [1, 0], 10, "cudaErrorAssert|device-side assert"),
+        (3, [], [], 4, "the number of rows is not that which the lengths make"),
+        (0, [2], [1], 4, "the number of rows is not that which the lengths make"),
+    ],
+)
+def test_a_packed_joint_checks_its_lengths(start_python, frames, lengths, labels, rows, message) -> None:
+    """Rows without a frame stayed as they were in memory; without any utterance the process ended by SIGFPE."""
+    program = f"""
+import torch
+from opwright_ops.transducer.op import transducer_join
+torch.set_default_device("cuda")
+f, g = torch.randn({len(lengths)}, {frames}, 8), torch.randn({len(lengths)}, 2, 8)
+lengths = torch.tensor({lengths}, dtype=torch.int64), torch.tensor({labels}, dtype=torch.int64)
+try:
+    transducer_join(f, g, *lengths, rows={rows}, is_packed=True)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(error)
+"""
+    text = start_python(program, env={"OPWRIGHT_REQUIRE_KERNELS": "1"}).stdout
+    assert re.search(message, text), text

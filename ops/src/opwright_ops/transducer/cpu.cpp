@@ -28,15 +28,15 @@ const Rows* rows_of_batch(int64_t rows, int64_t u, const View<const int64_t, 1>&
   for (int64_t i = 0; i < b; ++i) {
     const int64_t t = logit_lengths(i), labels = target_lengths(i);
     check(1 <= t && t <= (frames ? frames : rows),
-          "ValueError: `logit_lengths` must be at least 1, and at most the number of frames");
+          "`logit_lengths` must be at least 1, and at most the number of frames");
     check(0 <= labels && labels <= u,
-          "ValueError: `target_lengths` must be at least 0, and at most the number of columns of "
+          "`target_lengths` must be at least 0, and at most the number of columns of "
           "`targets`");
     const int64_t width = frames ? u + 1 : labels + 1;
     all[i] = {first, width, t, labels + 1};
     first += (frames ? frames : t) * width;
   }
-  check(first == rows, "ValueError: the number of rows is not that which the lengths make");
+  check(first == rows, kWrongCount);
   return all;
 }
 
@@ -237,7 +237,7 @@ const Rows* rows_of_joint(const View<const T, 3>& f, const View<const T, 3>& g,
       rows_of_batch(count, g.size(1) - 1, logit_lengths, target_lengths, is_packed ? 0 : frames);
   for (int64_t entry = 0; entry < f.size(0); ++entry)
     check(all[entry].frames <= frames,
-          "ValueError: `logit_lengths` must be at most the number of frames of `f`");
+          "`logit_lengths` must be at most the number of frames of `f`");
   return all;
 }
 

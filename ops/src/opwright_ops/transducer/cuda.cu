@@ -107,6 +107,7 @@ void transducer_join(View<const T, 3> f, View<const T, 3> g, View<const int64_t,
                      Activation activation, View<T, 2> output, cudaStream_t stream) {
   constexpr int N = kPackWidth<T>;
   const int64_t b = f.size(0), frames = f.size(1), positions = g.size(1), h = f.size(2);
+  opwright::check(b * frames > 0, kWrongCount);
   const Batch batch{logit_lengths, target_lengths, count, positions - 1, is_packed ? 0 : frames};
   const Vectors<T> from_f = vectors_of(f), from_g = vectors_of(g);
   const bool has_packs = h % N == 0 && are_packs(from_f) && are_packs(from_g) &&
@@ -171,7 +172,9 @@ void transducer_columns(View<const int64_t, 2> targets, View<const int64_t, 1> l
                         View<const int64_t, 1> target_lengths, int64_t count, int64_t classes,
                         int64_t frames, int64_t star_index, View<int64_t, 1> output,
                         cudaStream_t stream) {
-  const int64_t b = targets.size(0), parts = count / (b * 4 * kRowThreads) + 1;
+  const int64_t b = targets.size(0);
+  opwright::check(b > 0, kWrongCount);
+  const int64_t parts = count / (b * 4 * kRowThreads) + 1;
   const Batch batch{logit_lengths, target_lengths, count, targets.size(1), frames};
   opwright::launch_behind(columns_kernel, dim3(static_cast<unsigned>(b * parts)), dim3(kRowThreads),
                           0, stream, batch, parts, targets, classes, star_index, output.data());

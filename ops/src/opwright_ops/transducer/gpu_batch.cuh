@@ -27,9 +27,9 @@ struct Batch {
   }
 };
 
-// The rows of one utterance. All threads of the block must call it: they add up the rows of those
-// in front. Checks the lengths of this utterance.
-__device__ OPWRIGHT_INLINE Rows rows_of_entry(const Batch& batch, int64_t entry) {
+// The rows of one utterance, of `most` frames at most where rows are packed. All threads of the
+// block must call it: they add up the rows of those in front. Checks the lengths of this utterance.
+__device__ OPWRIGHT_INLINE Rows rows_of_entry(const Batch& batch, int64_t entry, int64_t most) {
   __shared__ int64_t parts[kWarp];
   const int id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
   int64_t first = 0;
@@ -44,7 +44,7 @@ __device__ OPWRIGHT_INLINE Rows rows_of_entry(const Batch& batch, int64_t entry)
     for (int i = 0; i < threads / kWarp; ++i) first += parts[i];
   }
   const int64_t frames = batch.logit_lengths(entry), labels = batch.target_lengths(entry);
-  assert(1 <= frames && frames <= (batch.frames ? batch.frames : batch.rows) &&
+  assert(1 <= frames && frames <= (batch.frames ? batch.frames : most) &&
          "`logit_lengths` must be at least 1, and at most the number of frames");
   assert(0 <= labels && labels <= batch.labels &&
          "`target_lengths` must be at least 0, and at most the number of columns of `targets`");

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kRowThreads)
   using S = compute_t<T>;
   opwright::let_next_start();
   const int64_t entry = blockIdx.x / frames, t = blockIdx.x % frames;
-  const Rows rows = rows_of_entry(batch, entry);
+  const Rows rows = rows_of_entry(batch, entry, frames);
   if (!batch.frames && t >= rows.frames) return;
   for (int64_t j = threadIdx.x * N; j < h; j += blockDim.x * N) {
     S x[N];
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kRowThreads)
   __shared__ S sums[2][kFramesAtOnce][kWarps][kColumns];
   opwright::let_next_start();
   const int64_t parts = (h + kColumns - 1) / kColumns, entry = blockIdx.x / parts;
-  const Rows rows = rows_of_entry(batch, entry);
+  const Rows rows = rows_of_entry(batch, entry, frames);
   const int id = threadIdx.x, lane = id % kLanes, group = id / kLanes, warp = id / kWarp;
   const int64_t column = blockIdx.x % parts * kColumns, j = column + lane * N;
   const bool has_columns = j < h;

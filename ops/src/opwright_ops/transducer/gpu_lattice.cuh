@@ -13,7 +13,7 @@ static __global__ void __launch_bounds__(kRowThreads)
                    int64_t star_index, int64_t* output) {
   opwright::let_next_start();
   const int64_t entry = blockIdx.x / parts, part = blockIdx.x % parts;
-  const Rows rows = rows_of_entry(batch, entry);
+  const Rows rows = rows_of_entry(batch, entry, batch.rows);
   const int64_t count = batch.count(entry);
   for (int64_t i = part * kRowThreads + threadIdx.x; i < count; i += parts * kRowThreads) {
     const int64_t t = i / rows.width, u = i % rows.width;
@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(kMaxPositions)
   __shared__ double exchanged[2][kMaxPositions];
   opwright::let_next_start();
   const int64_t entry = blockIdx.x;
-  const Rows rows = rows_of_entry(batch, entry);
+  const Rows rows = rows_of_entry(batch, entry, batch.rows);
   const int threads = blockDim.x, id = threadIdx.x;
   for (int64_t strip = (rows.positions - 1) / threads; strip >= 0; --strip) {
     const int64_t start = strip * threads, u = start + id;
@@ -106,7 +106,7 @@ static __global__ void __launch_bounds__(kMaxPositions)
   __shared__ double exchanged[2][kMaxPositions];  // as in lattice_kernel
   opwright::let_next_start();
   const int64_t entry = blockIdx.x;
-  const Rows rows = rows_of_entry(batch, entry);
+  const Rows rows = rows_of_entry(batch, entry, batch.rows);
   const int threads = blockDim.x, id = threadIdx.x;
   for (int64_t start = 0; start < rows.positions; start += threads) {
     const int64_t u = start + id;

@@ -10,6 +10,7 @@ namespace opwright_ops {
 
 using opwright::View;
 
+constexpr const char* kWrongCount = "the number of rows is not that which the lengths make";
 constexpr double kImpossible = -__builtin_inf();  // the score of a step that cannot be taken
 
 // The rows of one utterance: frames that follow each other, `width` rows apart.

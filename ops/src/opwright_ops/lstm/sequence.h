@@ -21,8 +21,8 @@ class Pool {
   static constexpr int64_t kLeast = 1 << 18, kMostKept = 128 << 20;
 
   void* take(int64_t bytes) {
-    if (bytes >= kLeast) {
-      Lock lock(*this);
+    if (bytes < kLeast) return allocate(bytes);
+    if (const Lock lock(*this); lock.is_held) {
       Block* best = nullptr;
       for (Block& block : blocks_) {
         if (block.bytes >= bytes && block.bytes <= 2 * bytes &&
@@ -36,13 +36,12 @@ class Pool {
         return memory;
       }
     }
-    void* memory = nullptr;
-    return posix_memalign(&memory, 64, bytes) ? nullptr : memory;
+    return allocate(bytes);
   }
 
   void give(void* memory, int64_t bytes) {
-    if (bytes >= kLeast) {
-      Lock lock(*this);
+    if (bytes < kLeast) return free(memory);
+    if (const Lock lock(*this); lock.is_held) {
       for (Block& block : blocks_) {
         if (block.memory || kept_ + bytes > kMostKept) continue;
         block = {memory, bytes};
@@ -54,17 +53,24 @@ class Pool {
   }
 
  private:
+  static void* allocate(int64_t bytes) {
+    void* memory = nullptr;
+    return posix_memalign(&memory, 64, bytes) ? nullptr : memory;
+  }
+
   struct Block {
     void* memory = nullptr;
     int64_t bytes = 0;
   };
+  // Does not wait: in a child of fork, what another thread of the parent held is never released.
   struct Lock {
     Pool& pool;
-    explicit Lock(Pool& pool) : pool(pool) {
-      while (__atomic_exchange_n(&pool.is_locked_, true, __ATOMIC_ACQUIRE))
-        opwright::detail::pause();
+    const bool is_held;
+    explicit Lock(Pool& pool)
+        : pool(pool), is_held(!__atomic_exchange_n(&pool.is_locked_, true, __ATOMIC_ACQUIRE)) {}
+    ~Lock() {
+      if (is_held) __atomic_store_n(&pool.is_locked_, false, __ATOMIC_RELEASE);
     }
-    ~Lock() { __atomic_store_n(&pool.is_locked_, false, __ATOMIC_RELEASE); }
   };
   Block blocks_[32];
   int64_t kept_ = 0;

@@ -76,6 +76,7 @@ class Worker {
       all().erase(this);
       close_pipes();
     }
+    if (has_ended_) return;  // its number may be another process's by now
     kill(pid_, SIGKILL);
     waitpid(pid_, nullptr, 0);
   }
@@ -151,7 +152,10 @@ class Worker {
   std::string how_it_died() {
     int status = 0;
     for (int i = 0; i < 100; ++i) {
-      if (waitpid(pid_, &status, WNOHANG) == pid_) {
+      const pid_t ended = waitpid(pid_, &status, WNOHANG);
+      has_ended_ =
+          ended == pid_ || (ended < 0 && errno == ECHILD);  // the program may reap all children
+      if (ended == pid_) {
         if (WIFSIGNALED(status))
           return std::string("it was killed by signal ") + std::to_string(WTERMSIG(status));
         return "it ended with status " + std::to_string(WEXITSTATUS(status));
@@ -162,6 +166,7 @@ class Worker {
   }
 
   pid_t pid_ = 0;
+  bool has_ended_ = false;
   int write_ = -1, read_ = -1;
   int64_t id_ = 0;
   std::string received_;

@@ -258,7 +258,8 @@ class AdamW(Optimizer):
             if not filled:
                 continue
             counted = [self.state[some[i]]["step"] for i in filled] if step is None else []
-            if counted and not group["capturable"]:
+            # torch.compile takes every optimizer for capturable, and leaves the steps where they are.
+            if counted and counted[0].device != device:
                 counted = list(torch.stack(counted).to(device).unbind())
             take_step(
                 *([each[i] for i in filled] if each else [] for each in lists),

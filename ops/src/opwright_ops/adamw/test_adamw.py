@@ -373,6 +373,17 @@ def test_a_compiled_step_is_one_graph(capturable: bool, device: str) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
 
 
+def test_a_step_on_another_device_is_traced() -> None:
+    """The steps of a step that is not capturable are on the CPU; as on a GPU, so on the device `meta`."""
+    params = [nn.Parameter(torch.empty(n, device="meta")) for n in (5, 700)]
+    for param in params:
+        param.grad = torch.empty_like(param)
+    optimizer = AdamW(params, lr=1e-2)
+    optimizer.step()
+    torch.compile(optimizer.step, fullgraph=True, backend="eager")()
+    assert {optimizer.state[param]["step"].item() for param in params} == {2.0}
+
+
 def test_a_gradient_whose_square_is_infinite() -> None:
     """What of it is added to the state is not."""
     param = nn.Parameter(torch.ones(3))

@@ -175,7 +175,8 @@ def write_commands() -> None:
     """Writes the help of every command, as it is printed."""
     from opwright.cli.overview import VERBS
 
-    lines = ["# Commands", "", "This page shows what `--help` prints.", "", fence(help_of(), "text")]
+    text, _, _ = (ROOT / "docs/reference/commands.md").read_text().partition("`make docs`")
+    lines = [text + "## `opwright`", "", fence(help_of(), "text")]
     for verb, about in VERBS.items():
         lines += [f"## `opwright {verb}`", "", about, "", fence(help_of(verb), "text")]
         _, _, commands = help_of(verb).partition("\nCommands:\n")

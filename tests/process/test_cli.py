@@ -14,7 +14,7 @@ import pytest
 from fork_server import run_opwright
 from syrupy.assertion import SnapshotAssertion
 
-from opwright.cli.overview import VERBS, overview
+from opwright.cli.overview import EXIT_CODES, VERBS, overview
 from opwright.verify.checks import CHECKS
 
 OPERATOR = '''
@@ -130,6 +130,18 @@ def test_help_of_verify(command, snapshot: SnapshotAssertion) -> None:
     text = command("verify", "--help", COLUMNS="80").stdout
     assert text == snapshot
     assert f"The checks: {', '.join(CHECKS)}." in " ".join(text.split())
+
+
+def test_exit_codes_are_in_the_help(command) -> None:
+    """The help of a verb had its first sentence alone."""
+    page = Path(__file__).parents[2].joinpath("docs/reference/commands.md").read_text()
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in EXIT_CODES]
+    rows = re.findall(r"^\| `([a-z ]+?)(?: FILE)?` \| (.*) \| (.*) \| ?(.*)\|$", page, re.MULTILINE)
+    for name, *cells in rows:
+        text = " ".join(command(*name.split(), "--help").stdout.split())
+        told = text.partition("Exit code ")[2].partition(" Examples:")[0]
+        for code, cell in zip("15", cells[::2], strict=True):
+            assert not cell.strip() or f"{code}:" in told, (name, code)
 
 
 @pytest.mark.parametrize(

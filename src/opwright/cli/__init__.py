@@ -17,7 +17,7 @@ from opwright.errors import OpwrightError
 def main() -> None:
     """Runs the command line.
 
-    Exit codes: 0 fine, 1 the thing under test failed, 2 usage or environment, 5 nothing ran.
+    The exit codes are those of `opwright.cli.overview.EXIT_CODES`.
     """
     _open_standard_streams()
     try:

@@ -16,6 +16,7 @@ from opwright.bench.worker import RIVALS
 from opwright.cli.bench_tables import print_base, print_bench, print_call, table_of, tell_measurement
 from opwright.cli.console import Progress, print_json, say
 from opwright.cli.help import make_app
+from opwright.cli.overview import TARGET
 from opwright.errors import CheckError, plural
 from opwright.isolation import TIMEOUT_S
 from opwright.records import BaseRecord, BenchRecord, CallRecord, save_in
@@ -28,7 +29,7 @@ _several = Parameter(negative="")
 
 @bench_app.default
 def bench_operators(
-    target: str,
+    target: Annotated[str, Parameter(help=f"{TARGET} Or a task, as for verify.")],
     *,
     against: Annotated[list[str] | None, _several] = None,
     axis: Annotated[list[str] | None, _several] = None,
@@ -53,11 +54,12 @@ def bench_operators(
     """Measure how fast the operators of TARGET are. One that does not pass verify is not measured.
 
     Measuring runs in a process of its own: an operator that crashes it, hangs, or takes all memory is named, and the
-    others are measured. Ctrl-C keeps what was measured. Exit code 1: an operator was refused, with --base has become
-    slower, or with --strict there are warnings.
+    others are measured. Ctrl-C keeps what was measured.
+
+    Exit code 1: an operator is wrong, crashed or does not compile, with --base has become slower, or with --strict
+    there are warnings; 5: with --base, there is nothing that both versions have.
 
     Args:
-        target: A module, a file, or a folder with op.py; with ::name, one operator of it. Or a task, as for verify.
         against: "eager" or "compile"; may be repeated. By default eager, and compile on as many inputs as the time allows.
         axis: Sizes of an axis, n=1024,4096, of *batch, batch=512,8x128, or values of an argument,
             approximate=tanh,none, where "-" leaves an optional one out; other axes keep theirs; may be repeated.

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, progress, say
 from opwright.cli.help import make_app
+from opwright.cli.overview import TARGET
 from opwright.errors import NoNvccError, SettingError, TargetError, plural
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ build_app = make_app("build")
 
 @build_app.default
 def build_operators(
-    target: str | None = None,
+    target: Annotated[str | None, Parameter(help=f"{TARGET} By default every op.py below this folder.")] = None,
     *,
     json: bool = False,
     out: Path | None = None,
@@ -35,9 +36,9 @@ def build_operators(
     CUDA kernels are compiled for --arch, else for the GPUs present, else for sm_80 and sm_90, with PTX of
     the newest. Without nvcc only the others are built.
 
+    Exit code 2: a kernel does not compile; 5: there are no kernels.
+
     Args:
-        target: A module, a file, or a folder with op.py; with ::name, one operator of it. By default every op.py below
-            this folder.
         json: Print where the libraries are, as JSON.
         out: A folder to write a record of each build into, for the report: its commands in time, the registers of
             its GPU kernels.

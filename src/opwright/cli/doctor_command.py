@@ -16,7 +16,7 @@ doctor_app = make_app("doctor")
 def doctor(file: Path | None = None, /, *, json: bool = False) -> int:
     """Say what is there, what is missing, and how to get it; of FILE.so, why it cannot be imported.
 
-    Exit code: 2 when something is missing here, 1 when something is wrong with FILE.
+    Exit code 2: something is missing or wrong on this machine, or there is no FILE; 1: something is wrong with FILE.
 
     Args:
         file: A shared library: what it was built for, what of it is missing here, and what to do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +13,9 @@ from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, Unused
 from cyclopts.help import HelpEntry, HelpPanel
 from rich.console import Console, ConsoleOptions
 
-from opwright.cli.overview import FLAGS
+from opwright.cli.overview import FLAGS, TARGET
 
+Target = Annotated[str, Parameter(help=TARGET)]
 # What every command calls the file or folder that it writes; the first name is the one that help shows.
 Out = Annotated[Path, Parameter(name=("--out", "--output"))]
 
@@ -101,18 +102,25 @@ class _Formatter:
 
     def _optional(self) -> Iterator[str]:
         """Yields the names of optional arguments; cyclopts has `[ARGS]` for all of them."""
-        app = self.app
-        for name in self.command.split()[1:]:
-            app = app[name]
-        command = app.default_command
+        command = self._function()
         for parameter in inspect.signature(command).parameters.values() if command is not None else ():
             if parameter.kind is parameter.VAR_POSITIONAL:
                 yield f"[{parameter.name.upper()}...]"
             elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is not parameter.empty:
                 yield f"[{parameter.name.upper()}]"
 
+    def _function(self) -> Callable[..., Any] | None:
+        """Returns the function of the command; None if it only has commands of its own."""
+        app = self.app
+        for name in self.command.split()[1:]:
+            app = app[name]
+        return app.default_command
+
     def render_description(self, console: Console, options: ConsoleOptions, description: Any) -> None:
-        _print(console, *_filled(_plain(description), _width_of(console)), "")
+        # The parser knows the first sentence of a verb only, so that it need not import its module.
+        text = inspect.getdoc(self._function()) if self._function() is not None else _plain(description)
+        for paragraph in (text or "").partition("\n\nArgs:")[0].split("\n\n"):
+            _print(console, *_filled(paragraph, _width_of(console)), "")
         of_verb = _EXAMPLES.get(self.command.split(" ")[0], ())
         examples = _EXAMPLES.get(self.command) or [each for each in of_verb if self.command in each]
         if examples:

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from opwright.cli.console import print_json, print_rows
-from opwright.cli.help import make_app
+from opwright.cli.help import Target, make_app
 
 if TYPE_CHECKING:  # a module with torch is imported where it is used
     from opwright.contract.declaration import Declaration
@@ -17,12 +17,11 @@ inspect_app = make_app("inspect")
 
 @inspect_app.default
 def inspect_operators(
-    target: str, *, glue: bool = False, header: bool = False, backend: str = "cpu", json: bool = False
+    target: Target, *, glue: bool = False, header: bool = False, backend: str = "cpu", json: bool = False
 ) -> int:
     """Show the contract, schema and generated code of the operators of TARGET.
 
     Args:
-        target: A module, a file, or a folder with op.py; with ::name, one operator of it.
         glue: Print the generated C glue.
         header: Print the generated C++ contract header.
         backend: Whose glue, header and kernel signature: cpu or cuda.

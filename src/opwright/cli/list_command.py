@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from opwright.cli.console import print_json, print_rows
-from opwright.cli.help import make_app
+from opwright.cli.help import Target, make_app
 
 list_app = make_app("list")
 
 
 @list_app.default
-def list_operators(target: str, *, json: bool = False) -> int:
+def list_operators(target: Target, *, json: bool = False) -> int:
     """List the operators of TARGET.
 
     Args:
-        target: A module, a file, or a folder with op.py; with ::name, one operator of it.
         json: Print JSON.
     """
     from opwright.contract.schema import schema_of

@@ -1,6 +1,7 @@
 """The verbs and flags of the command, and the text that lists them."""
 
 import textwrap
+from collections.abc import Mapping
 
 _WIDTH, _LABEL_WIDTH = 80, 23
 SUMMARY = "Write a PyTorch operator once: build it, check it, measure it."
@@ -26,36 +27,48 @@ FLAGS = {
     "--jobs": "Compilers at a time (OPWRIGHT_JOBS).",
     "--require-kernels": "A kernel that cannot be built is an error (OPWRIGHT_REQUIRE_KERNELS).",
 }
+# What the commands that take one call it, and what it may be.
+TARGET = "A Python file, a folder with op.py, or an importable module; with ::name, one operator of it."
+_WITHOUT_COMMAND = {
+    "--version": "Print the version.",
+    "--install-completion": "Complete commands and options in this shell, or in bash, zsh or fish.",
+    "--cmake-dir": "Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
+}
+# docs/reference/commands.md says for each command when it ends with which.
+EXIT_CODES = {
+    0: "The command did its work and found nothing wrong.",
+    1: "It found something wrong, such as a failed check.",
+    2: "It could not do its work: wrong usage, or something is missing or broken.",
+    5: "There was nothing to do, such as a TARGET without kernels to build.",
+    130: "Ctrl-C ended it.",
+}
 
 
 def overview() -> str:
     """Returns the text of `opwright --help`, which answers at once because it needs no parser."""
-    verbs = [_entry(name, text) for name, text in VERBS.items()]
-    flags = [_entry(name, text) for name, text in FLAGS.items()]
-    target = "TARGET is an importable module, a file, or a folder with op.py; with ::name, one operator of it."
+    target = textwrap.fill(f"TARGET is {TARGET[:1].lower()}{TARGET[1:]}", _WIDTH)
     return "\n".join(
         [
             "Usage: opwright COMMAND [OPTIONS]",
             "",
             SUMMARY,
             "",
-            "Commands:",
-            *verbs,
+            target,
             "",
-            "Options of every command:",
-            *flags,
-            _entry("--version", "Print the version."),
-            _entry("--install-completion", "Complete commands and options in this shell, or in bash, zsh or fish."),
-            _entry("--cmake-dir", "Print the folder for CMake: cmake -Dopwright_DIR=FOLDER."),
-            "",
-            textwrap.fill(target, _WIDTH),
+            *_section("Commands", VERBS),
+            *_section("Options of every command", FLAGS),
+            *_section("Options without a command", _WITHOUT_COMMAND),
+            *_section("Exit codes", EXIT_CODES),
             "`opwright COMMAND --help` says more about one.",
         ]
     )
 
 
-def _entry(name: str, text: str) -> str:
+def _section(title: str, entries: Mapping[str, str] | Mapping[int, str]) -> list[str]:
     indent = " " * _LABEL_WIDTH
-    return textwrap.fill(
-        text, _WIDTH, initial_indent=f"  {name:<20} ", subsequent_indent=indent, break_on_hyphens=False
-    )
+    wrapper = textwrap.TextWrapper(_WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    lines = [f"{title}:"]
+    for name, text in entries.items():
+        wrapper.initial_indent = f"  {name:<20} "
+        lines.append(wrapper.fill(text))
+    return [*lines, ""]

@@ -22,7 +22,9 @@ pack_app = make_app("pack")
 
 @pack_app.command
 def record(*command: str, output: Out = Path("manifest.json")) -> int:
-    """Run COMMAND and add every kernel key that it launches to a manifest. Its exit status is passed on.
+    """Run COMMAND and add every kernel key that it launches to a manifest.
+
+    The exit code is that of COMMAND.
 
     Args:
         command: The command, after `--`: opwright pack record -- python serve.py
@@ -55,7 +57,9 @@ def build(
 ) -> int:
     """Compile what MANIFEST names into one file, for the architectures of --arch. No GPU is needed.
 
-    Left out, --arch is what the manifest was recorded on. Exit code 1 when a kernel does not compile.
+    Without --arch, those that the manifest was recorded on.
+
+    Exit code 1: a kernel does not compile; 5: the manifest names none.
 
     Args:
         manifest: What to compile, as `opwright pack record` writes it.
@@ -166,7 +170,9 @@ def ls(pack: Path, *, json: bool = False) -> int:
 
 @pack_app.command
 def verify(pack: Path, *, root: Path | None = None, json: bool = False) -> int:
-    """Check every digest, record and cubin of PACK. Exit code 1 when something is wrong.
+    """Check every digest, record and cubin of PACK.
+
+    Exit code 1: something is wrong.
 
     Args:
         pack: A pack file.
@@ -196,7 +202,9 @@ def verify(pack: Path, *, root: Path | None = None, json: bool = False) -> int:
 
 @pack_app.command
 def diff(before: Path, after: Path, *, json: bool = False) -> int:
-    """Say what AFTER has that BEFORE has not, and the reverse. Exit code 1 when they differ.
+    """Say what AFTER has that BEFORE has not, and the reverse.
+
+    Exit code 1: they differ.
 
     Args:
         before: A pack file.
@@ -237,7 +245,9 @@ def tune(
 
     Measured are the kernels whose lines say with which arguments:
     "tune": [{"arguments": {"x": {"shape": [4096], "dtype": "fp16"}, "n": 4096}, "grid": "grid"}].
-    Tables of other GPUs stay. Exit code 1 when a kernel cannot be measured.
+    Tables of other GPUs stay.
+
+    Exit code 1: a kernel cannot be measured, or is not in the pack.
 
     Args:
         manifest: The manifest that the pack was built from.

@@ -30,6 +30,8 @@ def report(
 ) -> int:
     """Write one HTML page from the records of verify, bench and build; or pictures, or Markdown.
 
+    Exit code 5: there are no records.
+
     Args:
         records: Record files, or folders of them.
     """

@@ -12,17 +12,22 @@ from cyclopts import Parameter
 
 from opwright.cli.console import print_json, print_rows, progress, say
 from opwright.cli.help import make_app
+from opwright.cli.overview import TARGET
 from opwright.errors import CheckError, plural
 
 if TYPE_CHECKING:
     from opwright.records import VerifyRecord
 
+_TASK = (
+    "Or a task, as the benchmark KernelBench has them: a file that defines Model, get_inputs and get_init_inputs, "
+    "or a folder of tasks."
+)
 verify_app = make_app("verify")
 
 
 @verify_app.default
 def verify_operators(
-    target: str,
+    target: Annotated[str, Parameter(help=f"{TARGET} {_TASK}")],
     *,
     check: Annotated[list[str] | None, Parameter(negative="")] = None,
     only: str = "",
@@ -38,11 +43,11 @@ def verify_operators(
     timeout: float = 120.0,
     json: bool = False,
 ) -> int:
-    """Check whether the operators of TARGET are right. Exit code 1 when one is not.
+    """Check whether the operators of TARGET are right.
+
+    Exit code 1: a check failed, or a kernel does not compile; 5: nothing failed, but for an operator no case was decided.
 
     Args:
-        target: A module, a file, or a folder with op.py; with ::name, one operator of it. Or a task, as the benchmark
-            KernelBench has them: a file that defines Model, get_inputs and get_init_inputs, or a folder of tasks.
         check: Run only this check; may be repeated. The checks: outputs written, determinism, numerics, fresh data,
             boundaries, guard bands, global state, independence, refusals, gradients, second gradients, gradient
             numerics, gradient subsets, gradient layouts, repeated backward, vmap, autocast, copy, opcheck, compile,

@@ -25,6 +25,8 @@ def build_wheel(
 
     Needs a C++ compiler, nvcc where there are CUDA kernels, and neither torch nor a GPU. The wheel is examined.
 
+    Exit code 1: the wheel would not work where its name promises that it does; 2: a kernel does not compile.
+
     Args:
         project: The folder with pyproject.toml; with --check, a wheel.
         check: Build nothing: examine a wheel, whoever made it.

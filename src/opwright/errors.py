@@ -327,8 +327,11 @@ class DeviceFaultError(KernelError):
 
 
 class OutOfBoundsError(KernelError, IndexError):
-    """An operator was given an index outside of its dimension: its kernel called `opwright::check_index`, or its reference
-    indexed a tensor."""
+    """An operator was given an index outside of its dimension.
+
+    It was found by `opwright::check_index` in the kernel, by PyTorch in the reference, or by another check in the kernel
+    where the reference raises an IndexError for the same arguments. The message names the index or the arguments.
+    """
 
     code = "OPW213"
 

@@ -424,7 +424,7 @@ def test_what_is_installed_from_a_wheel_declares_nothing(command, tmp_path: Path
 def test_explain(command, snapshot: SnapshotAssertion) -> None:
     assert command("explain", "opw104").stdout == snapshot
     every = command("explain").stdout.splitlines()
-    assert all(line.startswith("OPW") for line in every)
+    assert all(re.fullmatch(r"OPW\d{3}  .*\.", line) for line in every)  # a whole sentence each
     assert every[0].startswith("OPW000  ")  # what an error without an entry of its own ends with
     assert "its message says" in command("explain", "OPW000").stdout
     assert command("explain", "OPW999").returncode == 2

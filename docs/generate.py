@@ -287,10 +287,15 @@ def write_operators() -> None:
             f"{', '.join(declaration.sources)} |"
         )
         write(f"operators/{declaration.name}.md", "\n".join(operator_page(operator)))
+    # In a checkout a name leads to its source, on the site to its entry.
+    linked = r"(\[`(?:opwright_ops\.)?(\w+)[^]]*\])\(\.\./\.\./ops/src/[^)]*\)"
     text = (ROOT / "docs/operators/index.md").read_text()
+    text = re.sub(linked, r"\1(../reference/python.md#opwright_ops.\2)", text)
     write(
         "operators/index.md",
-        relink(text, ROOT / "docs/operators/index.md", Path("operators/index.md")) + "\n" + "\n".join(rows),
+        relink(text, ROOT / "docs/operators/index.md", Path("operators/index.md"))
+        + "\n## All operators\n\n"
+        + "\n".join(rows),
     )
 
 

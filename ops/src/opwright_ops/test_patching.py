@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -190,3 +192,11 @@ hint: undo these changes, such as by `torch.nn.utils.parametrize.remove_parametr
     assert done.replaced == {}
     assert [type(m) for m in model.values()] == [nn.LayerNorm, nn.LSTM, nn.LayerNorm, nn.LSTM]
     assert model["b"](torch.randn(3, 1, 4))[0].shape == (3, 1, 4)
+
+
+def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", Path(__file__).parents[2].joinpath("README.md").read_text(), re.M | re.S
+    )
+    exec(code)
+    assert f"# {capsys.readouterr().out}" in code

@@ -211,6 +211,9 @@ def test_every_link_leads_to_a_file_of_the_checkout(name: str) -> None:
     text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", PAGES[name], flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\((?!https?:|mailto:|#)([^)#\s]+)", text)
     assert [target for target in targets if not (DOCS / name).parent.joinpath(target).exists()] == []
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*\.md)#([^)\s]+)\)", text):
+        headings = re.findall(r"^#+ (.*)", (DOCS / name).parent.joinpath(target).read_text(), re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], target
 
 
 def test_each_reason_is_for_a_block_that_is_there() -> None:

@@ -1,4 +1,4 @@
-"""Tests the power of verify's checks: makes operators wrong in every known way and names the check that sees it.
+"""Tests the power of verify's checks: makes operators wrong in many ways and names the check that sees it.
 
     python tests/power/mutants.py opwright_ops                      # the table of all its operators: minutes
     python tests/power/mutants.py ./op.py::swish --only "a cache"   # only kinds whose name contains this text

@@ -90,7 +90,8 @@ def verify(
         isolated: whether the checks run in processes of their own: on Linux, on a GPU if the candidate can be
             imported again; `in_process` of the record says why they did not. False for a debugger.
         timeout_s: how many seconds one call of the candidate may take.
-        memory_bytes: how much memory it may take; by default half of what is free.
+        memory_bytes: how much memory each process of the checks may take. By default the free memory is divided by
+            one more than there are such processes side by side: half of it where there is one.
 
     Returns:
         The record; `.passed` and `.failures` say how it went.

@@ -513,11 +513,14 @@ def test_a_task_is_measured_as_it_is_verified(tmp_path: Path) -> None:
         opwright.bench(Task(path, path), ["eager"], seconds=0.0)
 
 
-def test_sizes_of_axes_are_refused_where_inputs_are_given(tmp_path: Path) -> None:
+def test_sizes_of_axes_and_dtypes_are_refused_where_inputs_are_given(tmp_path: Path) -> None:
+    """Dtypes had no effect."""
     path = tmp_path / "linear_relu.py"
     path.write_text(TASK)
     with pytest.raises(CheckError, match="a task has inputs of its own"):
         opwright.bench(Task(path, path), ["eager"], sweep={"n": [11]}, seconds=0.0)
+    with pytest.raises(CheckError, match="so `--dtype` has no effect"):
+        opwright.bench(Task(path, path), ["eager"], dtypes=[torch.bfloat16], seconds=0.0)
     with pytest.raises(CheckError, match="omit `sweep`, or omit `samples`"):
         opwright.bench(scale, samples=[(torch.ones(3), torch.ones(3))], sweep={"n": [11]}, seconds=0.0)
 

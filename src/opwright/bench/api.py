@@ -122,12 +122,13 @@ def bench(
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
     samples = _list_samples(name, samples)
-    if samples is not None and sweep:
-        rule, hint = "`sweep` has no effect beside `samples`", "omit `sweep`, or omit `samples`"
+    for option, flag, values in (("sweep", "--axis", sweep), ("dtypes", "--dtype", dtypes)):
+        if samples is None or not values:
+            continue
+        rule, hint = f"`{option}` has no effect beside `samples`", f"omit `{option}`, or omit `samples`"
         if task:
-            rule = "`--axis` chooses sizes of a sweep, and a task has inputs of its own"
-            hint = "return other sizes from `get_inputs`"
-        raise CheckError(name, rule, rows=[("axes", ", ".join(sweep))], hint=hint)
+            rule, hint = f"a task has inputs of its own, so `{flag}` has no effect", "return others from `get_inputs`"
+        raise CheckError(name, rule, rows=[("got", ", ".join(map(str, values)))], hint=hint)
     for direction in directions or ():
         if direction not in DIRECTIONS:
             raise CheckError("bench", f"there is no direction {direction!r}", rows=[("there", ", ".join(DIRECTIONS))])

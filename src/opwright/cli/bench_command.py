@@ -60,7 +60,8 @@ def bench_operators(
     there are warnings; 5: with --base, there is nothing that both versions have.
 
     Args:
-        against: "eager" or "compile"; may be repeated. By default eager, and compile on as many inputs as the time allows.
+        against: Compare with this alone, "eager" or "compile"; may be repeated, for both. By default eager, and compile
+            on as many inputs as the time allows.
         axis: Sizes of an axis, n=1024,4096, of *batch, batch=512,8x128, or values of an argument,
             approximate=tanh,none, where "-" leaves an optional one out; other axes keep theirs; may be repeated.
         dtype: Measure with this dtype, bfloat16 or bf16; may be repeated.
@@ -76,7 +77,7 @@ def bench_operators(
         measure_limits: Measure the limits of the machine again; they are kept in the store.
         call: Show where one tiny call spends its time, instead.
         base: Compare with an earlier version: a commit, a record or a folder of records.
-        candidate: Only for a task: the file or folder with ModelNew, as for verify.
+        candidate: Only for a task: the file with ModelNew, or a folder of such files, as for verify.
         details: Show more columns: the fastest sample, cold pages, the host's time, memory.
         strict: End with exit code 1 if there are warnings.
         timeout: How many seconds one call may take.

@@ -8,7 +8,7 @@ kernels from Python, on outputs that the operator has allocated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -68,6 +68,15 @@ class Backend(ABC):
         A library of compiled kernels knows its dtypes itself.
         """
         return ""
+
+    def launch_functions(self, source: Source, subject: str) -> Collection[str]:
+        """Returns the functions of a source that Python calls in a wheel; none where wheels hold compiled kernels.
+
+        Args:
+            source: the text of the kernels.
+            subject: an operator, for messages.
+        """
+        return ()
 
 
 class LaunchedLibrary(Protocol):

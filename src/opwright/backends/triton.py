@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from opwright.backends.cuda import GpuBackend
@@ -39,6 +39,12 @@ class TritonBackend(GpuBackend):
             rows=[("source", source.origin)],
             hint="`pip install triton`, or `OPWRIGHT_TRITON=python=/path/to/venv/bin/python`",
         )
+
+    def launch_functions(self, source: Source, subject: str) -> Collection[str]:
+        """Returns the launch functions: a wheel has the file, and Triton launches its kernels."""
+        from opwright.triton.launch_file import read_launch_file
+
+        return read_launch_file(subject, source.origin, source.read()).functions.keys()
 
     def describe_surroundings(self, generated: Sequence[str]) -> list[str]:
         """Returns the runtime, and the launch functions as they were translated."""

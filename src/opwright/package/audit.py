@@ -190,11 +190,10 @@ def _note_provenance(audit: Audit, made: dict[str, Any], archive: zipfile.ZipFil
         return
     if hashlib.sha256(archive.read(library)).hexdigest() != made["library"]:
         audit.problems.append(f"{library}: is not the one that {name} describes")
-    if made["left_out"]:
-        names = ", ".join(made["left_out"])
-        audit.remarks.append(f"the Triton kernels of {names} are not in it: on a GPU their references run")
-    without = [d for d, held in made["operators"].items() if not held["backends"]]
-    without = [d for d in without if d.split("::")[1] not in made["left_out"]]
+    launched = [d for d, held in made["operators"].items() if held.get("launched")]
+    if launched:
+        audit.remarks.append(f"{', '.join(launched)} need Triton on a GPU; without it, their references run")
+    without = [d for d, held in made["operators"].items() if not held["backends"] and not held.get("launched")]
     if without:
         audit.remarks.append(f"{', '.join(without)} have no kernel in it: their references run")
     dirty = " with changes" if made["dirty"] else ""

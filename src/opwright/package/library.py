@@ -205,6 +205,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         run_all({"link": [*link, "-o", "library.so"]}, work)
     except StepFailed as failed:
         raise PackageError(namespaces[0], "its library cannot be linked", body=failed.output) from None
+    launched = _write_launched(declarations, work)
     try:
         watch.digests({piece.source.path for piece in pieces if piece.source.path})
     except FileChanged as changed:
@@ -225,10 +226,10 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
             d.qualified_name: {
                 "schema": schema_of(d.contract, d.name),
                 "backends": sorted({p.device for p in pieces if d in p.unit and _is_held(p, d, entries)}),
+                "launched": launched.get(d.qualified_name, {}),
             }
             for d in declarations
         },
-        "left_out": sorted(d.name for d in declarations if not all(_is_shipped(s) for s in _kernels_of(d).values())),
         "compilers": [compiler.identity.splitlines()[0], *(tool.identity for tool in tools.values())],
         "flags": {
             device: _describe_flags(backend, levels, options, tools)
@@ -316,6 +317,25 @@ def _is_shipped(source: Source) -> bool:
     """Returns whether wheels can have kernels of its language: those that run without a compiler of their own."""
     backend = all_backends()[source.backend]
     return isinstance(backend, CompiledBackend) and backend.is_read_in_place
+
+
+def _write_launched(declarations: Sequence[Declaration], work: Path) -> dict[str, dict[str, str]]:
+    """Writes the sources that Python launches to `work/launched`.
+
+    Returns:
+        For each operator that has such a kernel: the name of its file, by the type of device.
+    """
+    folder = work / "launched"
+    folder.mkdir()
+    names: dict[Source, str] = {}
+    found: dict[str, dict[str, str]] = {}
+    for declaration in declarations:
+        for device, source in _kernels_of(declaration).items():
+            if declaration.name in all_backends()[source.backend].launch_functions(source, declaration.name):
+                name = names.setdefault(source, declaration.name)
+                (folder / f"{name}.py").write_text(source.read())
+                found.setdefault(declaration.qualified_name, {})[device] = name
+    return found
 
 
 def _written(piece: _Piece) -> Path:

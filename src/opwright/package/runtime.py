@@ -24,6 +24,7 @@ _REPLACED = {
     "backends/cuda.py": "cuda.py",
     "dispatch/compiled.py": "compiled.py",
     "dispatch/kernels.py": "kernels.py",
+    "dispatch/triton_file.py": "triton_file.py",
     "contract/dryrun.py": "dryrun.py",
 }
 

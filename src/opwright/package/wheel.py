@@ -122,6 +122,8 @@ def _complete(wheel: Path, built: Built) -> None:
     package = built.package
     files = _contents(wheel, package, built.tag)
     files |= {f"{package}/{name}": text.encode() for name, text in runtime_files(package, built.gates).items()}
+    for path in sorted((built.folder / "launched").glob("*.py")):
+        files[f"{package}/_opwright/launched/{path.name}"] = rewritten(path.read_text(), package).encode()
     files[f"{package}/_opwright/library.so"] = (built.folder / "library.so").read_bytes()
     files[f"{package}/_opwright/provenance.json"] = (json.dumps(built.provenance, indent=1) + "\n").encode()
     with zipfile.ZipFile(wheel) as archive:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 import platform
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from opwright.contract.declaration import Declaration
 from opwright.contract.schema import schema_of
 from opwright.dispatch import registry
+from opwright.dispatch.launched import Launched
 from opwright.dispatch.record import Operator
 from opwright.errors import PackageError
 
@@ -32,13 +34,18 @@ def refuse_kernel(declaration: Declaration, kernels: Mapping[str, str | Path | N
 
 
 def has_kernel(declaration: Declaration, device: str) -> bool:
-    """Returns whether the library has a kernel of an operator for a type of device."""
-    return device in _backends_of(declaration.qualified_name)
+    """Returns whether the wheel has a kernel of an operator for a type of device."""
+    name = declaration.qualified_name
+    return device in _backends_of(name) or device in _held(name).get("launched", {})
 
 
 @functools.cache
 def _backends_of(qualified_name: str) -> tuple[str, ...]:
-    return tuple(provenance()["operators"].get(qualified_name, {}).get("backends", ()))
+    return tuple(_held(qualified_name).get("backends", ()))
+
+
+def _held(qualified_name: str) -> dict[str, Any]:
+    return provenance()["operators"].get(qualified_name, {})
 
 
 def may_have_kernels(declaration: Declaration) -> bool:
@@ -51,8 +58,28 @@ def has_every_kernel(declaration: Declaration) -> bool:
     return False
 
 
-def launched_by(operator: Operator, device: str) -> None:
-    """Returns nothing: all kernels of a wheel are compiled."""
+def launched_by(operator: Operator, device: str) -> Launched | None:
+    """Returns what Python launches an operator's kernels with; None where the library has them, or nothing does."""
+    file = _held(operator.declaration.qualified_name).get("launched", {}).get(device)
+    return None if file is None else _launcher(file)
+
+
+@functools.cache
+def _launcher(file: str) -> Launched | None:
+    """Imports a file of Triton kernels; warns where that fails, since the references run then."""
+    from opwright.dispatch import triton_file
+
+    package = __name__.split("._opwright")[0]
+    try:
+        return triton_file.load(f"{package}._opwright.launched.{file}")
+    except ImportError as error:
+        warnings.warn(
+            f"{package}: the kernels of `{file}` cannot be imported ({error}), so PyTorch's operators run, slower. "
+            "hint: `pip install triton`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 @functools.cache
@@ -73,8 +100,10 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         PackageError: the library cannot be used here, or is another build's.
     """
     name = operator.declaration.qualified_name
-    held = provenance()["operators"].get(name)
-    if held is None or backend not in held["backends"]:
+    held = _held(name)
+    if backend in held.get("launched", {}):
+        return launched_by(operator, backend) is not None
+    if backend not in held.get("backends", ()):
         return False
     if backend in _registered:
         return True
@@ -173,5 +202,7 @@ def retire(declaration: Declaration) -> None:
 
 def is_loaded(operator: Operator, backend: str) -> bool:
     """Returns whether the operator's kernels for a backend are the registered ones."""
-    held = provenance()["operators"].get(operator.declaration.qualified_name)
-    return backend in _registered and held is not None and backend in held["backends"]
+    held = _held(operator.declaration.qualified_name)
+    if backend in held.get("launched", {}):
+        return launched_by(operator, backend) is not None
+    return backend in _registered and backend in held.get("backends", ())

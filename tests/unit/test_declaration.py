@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import traceback
 from typing import Literal
@@ -410,6 +411,42 @@ def test_a_reference_that_runs_at_sizes_that_are_not_its_own() -> None:
 
 def lambda_reference(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
     return x * 2
+
+
+def test_kernels_beside_a_reference_with_decorators(tmp_path) -> None:
+    """They were looked for beside the decorator's file."""
+    (tmp_path / "cpu.cpp").write_text(KERNEL.replace("NAME", "twice"))
+    file = tmp_path / "op.py"
+    file.write_text("""import torch
+from jaxtyping import Float, jaxtyped
+from opwright import operator
+
+@operator("beside_decorators::twice")
+@jaxtyped(typechecker=None)
+@torch.no_grad()
+def twice(x: Float[torch.Tensor, "n"]) -> Float[torch.Tensor, "n"]:
+    return x * 2
+
+@twice.backward
+@torch.no_grad()
+def twice_backward(grad_output):
+    return grad_output * 2
+""")
+    made = {"__name__": "beside_decorators"}
+    exec(compile(file.read_text(), file, "exec"), made)
+    declaration = made["twice"].operator.declaration
+    backward = made["twice_backward"].operator.declaration
+    assert declaration.sources["cpu"].path == tmp_path / "cpu.cpp"
+    assert (declaration.file, declaration.line) == (str(file), 5)
+    assert (backward.file, backward.line) == (str(file), 11)
+
+
+@pytest.mark.parametrize("reference", [functools.partial(lambda_reference), torch.exp, Way])
+def test_a_reference_that_is_not_a_function(reference) -> None:
+    with pytest.raises(errors.DeclarationError, match="a reference is a function, and this is an object of type"):
+        operator(name("other"))(reference)
+    with pytest.raises(errors.DeclarationError, match="a reference is a function, and this is an object of type"):
+        declared(lambda_reference).backward(reference)
 
 
 def test_a_missing_kernel_file_is_named() -> None:

@@ -105,6 +105,7 @@ def declare(
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
     """
+    code = code_of(reference)
     namespace, separator, subject = qualified_name.partition("::")
     if not separator or not namespace.isidentifier() or not subject.isidentifier() or not qualified_name.isascii():
         raise DeclarationError(
@@ -145,9 +146,7 @@ def declare(
             "`batch_invariant=True` is about the entries of a variadic axis, and no output has one",
             hint='`-> Float[Tensor, "*batch n"]`',
         )
-    code = reference.__code__
-    file = code.co_filename
-    sources = find_sources(subject, file)
+    sources = find_sources(subject, code.co_filename)
     return Declaration(
         qualified_name=qualified_name,
         reference=reference,
@@ -156,7 +155,7 @@ def declare(
         random=random,
         autocast=autocast,
         module=reference.__module__,
-        file=file,
+        file=code.co_filename,
         line=code.co_firstlineno,
         deterministic=deterministic,
         precision=precision,
@@ -166,6 +165,22 @@ def declare(
         body=body if body is not None and body.co_name == "<module>" else None,
         backward_sources=sources,
     )
+
+
+def code_of(reference: Callable[..., Any]) -> CodeType:
+    """Returns the code of a reference, which decorators such as `@torch.no_grad()` may wrap.
+
+    Raises:
+        DeclarationError: it is not a function.
+    """
+    code = getattr(inspect.unwrap(reference), "__code__", None)
+    if code is None:
+        raise DeclarationError(
+            "",
+            f"a reference is a function, and this is an object of type `{type(reference).__name__}`",
+            hint='write a function that calls it: `def name(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]: return f(x)`',
+        )
+    return code
 
 
 def read_contract(
@@ -251,6 +266,7 @@ def declare_backward(
     Raises:
         BackwardError: its parameters do not fit the forward.
     """
+    code = code_of(reference)
     subject = f"{forward.name}_backward"
     known = _backward_parameters(forward.contract)
     names = list(inspect.signature(reference).parameters)
@@ -310,8 +326,8 @@ def declare_backward(
         sources=forward.backward_sources,
         shared_gradients=(),
         derived_gradients=(),
-        file=reference.__code__.co_filename,
-        line=reference.__code__.co_firstlineno,
+        file=code.co_filename,
+        line=code.co_firstlineno,
         forward=forward.qualified_name,
         body=None,
     )
@@ -498,6 +514,7 @@ __all__ = [
     "Declaration",
     "Source",
     "TensorType",
+    "code_of",
     "declare",
     "declare_backward",
 ]

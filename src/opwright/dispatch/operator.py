@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from opwright.contract.declaration import Declaration, declare, declare_backward
+from opwright.contract.declaration import Declaration, code_of, declare, declare_backward
 from opwright.contract.dryrun import dry_run
 from opwright.contract.precision import Precision
 from opwright.dispatch import compile_cache, kernels, registry, sharding
@@ -84,6 +85,7 @@ def operator(
     named = {"cpu": cpu, "cuda": cuda, "triton": triton}
 
     def decorate(reference: Callable[..., Any]) -> Any:
+        code = code_of(reference)
         try:
             declaration = declare(
                 qualified_name,
@@ -104,7 +106,7 @@ def operator(
             kernels.refuse_kernel(declaration, named)
             return install(declaration).function
         except DeclarationError as error:
-            raise _locate(error, reference) from None
+            raise _locate(error, code) from None
 
     return decorate
 
@@ -203,10 +205,11 @@ def _call_general(registration: Registration, arguments: Arguments, errors: Call
 
 
 def _install_backward(forward: Operator, reference: Callable[..., Any], local_names: Mapping[str, Any]) -> Any:
+    code = code_of(reference)
     try:
         made = install(declare_backward(forward.declaration, reference, local_names), forward)
     except DeclarationError as error:
-        raise _locate(error, reference) from None
+        raise _locate(error, code) from None
     forward.gradient.set_backward(made.function, made.contract)
     return made.function
 
@@ -226,7 +229,6 @@ def _attach(new: Operator) -> None:
     function.exchange = new.exchange
 
 
-def _locate(error: DeclarationError, reference: Callable[..., Any]) -> DeclarationError:
-    code = reference.__code__
+def _locate(error: DeclarationError, code: CodeType) -> DeclarationError:
     rows = [("at", f"{code.co_filename}:{code.co_firstlineno}"), *error.rows]
     return type(error)(error.subject, error.rule, rows=rows, body=error.body, hint=error.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from opwright import _torch
-from opwright.contract.declaration import Declaration
+from opwright.contract.declaration import Declaration, code_of
 from opwright.dispatch.lock import lock as lock
 from opwright.dispatch.record import Operator
 from opwright.dispatch.registration import Registration
@@ -25,7 +25,7 @@ def check_free(declaration: Declaration) -> Operator | None:
     old = operators.get(name)
     if old is not None:
         before = old.declaration
-        is_other = declaration.reference.__code__ is not before.reference.__code__
+        is_other = code_of(declaration.reference) is not code_of(before.reference)
         if declaration.body is not None and declaration.body is before.body and is_other:
             name = declaration.reference.__name__
             raise NameTakenError(

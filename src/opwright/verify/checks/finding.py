@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from opwright.contract.declaration import code_of
 from opwright.contract.sweep import Case
 from opwright.errors import ContractError, plural
 from opwright.verify.compare import Difference
@@ -57,7 +57,7 @@ def origin(error: BaseException, target: Target) -> str:
     """Returns words to put behind an exception that comes from the reference of an operator; else ""."""
     if target.operator is None:
         return ""
-    code = inspect.unwrap(target.operator.declaration.reference).__code__
+    code = code_of(target.operator.declaration.reference)
     return ", in its reference" if (code.co_filename, code.co_firstlineno) in frames_of(error) else ""
 
 

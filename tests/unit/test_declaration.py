@@ -6,7 +6,7 @@ import enum
 import functools
 import itertools
 import traceback
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -432,7 +432,7 @@ def twice(x: Float[torch.Tensor, "n"]) -> Float[torch.Tensor, "n"]:
 def twice_backward(grad_output):
     return grad_output * 2
 """)
-    made = {"__name__": "beside_decorators"}
+    made: dict[str, Any] = {"__name__": "beside_decorators"}
     exec(compile(file.read_text(), file, "exec"), made)
     declaration = made["twice"].operator.declaration
     backward = made["twice_backward"].operator.declaration
@@ -447,6 +447,28 @@ def test_a_reference_that_is_not_a_function(reference) -> None:
         operator(name("other"))(reference)
     with pytest.raises(errors.DeclarationError, match="a reference is a function, and this is an object of type"):
         declared(lambda_reference).backward(reference)
+
+
+def test_an_argument_with_the_name_of_a_result(snapshot: SnapshotAssertion) -> None:
+    """A kernel's glue did not compile; a backward took the argument for the gradient."""
+
+    def copied(output: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return output.clone()
+
+    def scaled(x: Float[Tensor, "n"], grad_output: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x * grad_output
+
+    with pytest.raises(errors.AnnotationError) as caught:
+        declared(copied)
+    assert message(caught) == snapshot
+    f = declared(scaled)
+    with pytest.raises(errors.BackwardError) as caught:
+
+        @f.backward
+        def scaled_backward(grad_output, x):
+            return grad_output * x, grad_output
+
+    assert message(caught) == snapshot
 
 
 def test_a_missing_kernel_file_is_named() -> None:

@@ -272,6 +272,13 @@ def declare_backward(
     names = list(inspect.signature(reference).parameters)
     unknown = [name for name in names if name not in known]
     gradients = _gradient_names(forward.contract)
+    taken = [p.name for p in forward.contract.parameters if p.name in gradients]
+    if taken:
+        raise BackwardError(
+            subject,
+            f"`{taken[0]}` is an argument of `{forward.name}`, and the gradient of its result has that name",
+            hint=f"rename the argument of `{forward.name}`, to `{taken[0].removeprefix('grad_')}_gradient` for example",
+        )
     if unknown or not set(gradients) <= set(names):
         inputs = ", ".join(p.name for p in forward.contract.parameters)
         expected = ", ".join(gradients)
@@ -388,7 +395,14 @@ def _check_contract(contract: Contract) -> None:
                 rows=[("bound", " ".join(named) or "nothing")],
                 hint=f'`x: Float[Tensor, "{unknown[0]} ..."]` names an axis; `Range(0, 9)` has fixed ends',
             )
+    inputs = [parameter.name for parameter in contract.parameters]
     for output in contract.outputs:
+        if output.name in inputs:
+            raise AnnotationError(
+                subject,
+                f"`{output.name}` is the name of an argument and of a result",
+                hint=f"rename the argument, to `{output.name}_input` for example",
+            )
         for axis in output.type.axes:
             if isinstance(axis, (Variadic, Anonymous)) and not getattr(axis, "name", None):
                 raise AxisError(

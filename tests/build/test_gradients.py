@@ -101,6 +101,32 @@ def test_declared_backward_without_the_optional(gated, entries, dtype):
         torch.testing.assert_close(got, wanted)
 
 
+def test_arguments_that_are_keyword_only_in_the_backward_alone(ns):
+    """They were passed by position."""
+
+    @operator(f"{ns}::scaled", cpu=HEAD + """
+    template <typename T> void scaled(View<const T, 1> x, double factor, View<T, 1> output) {
+      for (int64_t i = 0; i < x.size(0); ++i) output(i) = T(x(i) * x(i) * factor);
+    }
+    template <typename T>
+    void scaled_backward(View<const T, 1> grad_output, double factor, View<const T, 1> x, View<T, 1> grad_x) {
+      for (int64_t i = 0; i < x.size(0); ++i) grad_x(i) = T(2 * x(i) * factor * grad_output(i));
+    }
+    OPWRIGHT_KERNEL(scaled, float)
+    OPWRIGHT_KERNEL(scaled_backward, float)""")  # fmt: skip
+    def scaled(x: Float[Tensor, "n"], factor: float) -> Float[Tensor, "n"]:
+        return x * x * factor
+
+    @scaled.backward
+    def scaled_backward(grad_output, *, factor, x):
+        return 2 * x * factor * grad_output
+
+    for dtype in (torch.float32, torch.float64):  # with a kernel and without
+        x = torch.tensor([1.0, 3.0], dtype=dtype, requires_grad=True)
+        for function in (scaled, torch.compile(scaled, backend="aot_eager")):
+            assert torch.autograd.grad(function(x, 2.0).sum(), x)[0].tolist() == [4.0, 12.0]
+
+
 def test_gradients_of_expanded_and_unused_results(gated, entries):
     for entry in entries(gated):
         x, w = torch.randn(2, 3, requires_grad=True), torch.rand(3, requires_grad=True)

@@ -269,7 +269,8 @@ def declare_backward(
     code = code_of(reference)
     subject = f"{forward.name}_backward"
     known = _backward_parameters(forward.contract)
-    names = list(inspect.signature(reference).parameters)
+    written = inspect.signature(reference).parameters
+    names = list(written)
     unknown = [name for name in names if name not in known]
     gradients = _gradient_names(forward.contract)
     taken = [p.name for p in forward.contract.parameters if p.name in gradients]
@@ -290,7 +291,10 @@ def declare_backward(
             rows=[("got", ", ".join(names)), ("known", ", ".join(known))],
             hint=f"`def {reference.__name__}({expected}, {inputs}):`",
         )
-    parameters = _in_order(known[name] for name in names)
+    parameters = _in_order(
+        known[name]._replace(keyword_only=True) if p.kind is p.KEYWORD_ONLY else known[name]
+        for name, p in written.items()
+    )
     lists = [p.name for p in forward.contract.parameters if p.kind == "tensors" and p.is_differentiable]
     if lists:
         raise BackwardError(

@@ -238,6 +238,41 @@ def test_the_same_name_for_two_functions_of_a_file_is_refused(ns, tmp_path):
     assert getattr(torch.ops, ns).twice(torch.zeros(1)).tolist() == [1.0]
 
 
+FACTORY = """
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+def scale_by(factor, name):
+    def double(x):
+        return x * 2
+
+    @operator(f"NAMESPACE::{name}")
+    def scaled(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return double(x) * factor
+    return scaled
+"""
+
+
+def test_a_factory_that_declares_one_name_twice_is_refused(ns, tmp_path):
+    """The first function computed what the second one does, and nothing said so."""
+    text = FACTORY.replace("NAMESPACE", ns)
+    (tmp_path / "factory.py").write_text(text + "scaled = scale_by(2.5, 'a'), scale_by(3.5, 'a')")
+    for _ in range(2):
+        with pytest.raises(NameTakenError) as caught:
+            load(tmp_path / "factory.py", f"{ns}_factory")
+        assert re.search(r"first +2\.5\n +second +3\.5\n", str(caught.value))
+        assert f'`@operator(f"{ns}::a_{{factor}}")`' in str(caught.value)
+    (tmp_path / "factory.py").write_text(text + "scaled = [scale_by(float(f'{i}.5'), f'b{i}') for i in (2, 3, 3)]")
+    assert [f(torch.ones(1)).item() for f in load(tmp_path / "factory.py", f"{ns}_factory").scaled] == [5, 7, 7]
+    # A cell that is run once more, perhaps with another number in it.
+    cells: dict = {"__name__": f"{ns}_cells"}
+    exec(compile(text, "<cell 0>", "exec"), cells)
+    for number in (2.5, 2.5, 3.5):
+        exec(compile(f"scaled = scale_by({number}, 'c')", "<cell 1>", "exec"), cells)
+        assert cells["scaled"](torch.ones(1)).item() == 2 * number
+
+
 def test_a_file_that_is_executed_again_replaces_what_it_declared(ns, tmp_path):
     path, name = tmp_path / "module.py", f"{ns}_reloaded"
     text = MODULE.replace("NAMESPACE", ns).replace("mine", "again")

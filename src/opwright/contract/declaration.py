@@ -34,7 +34,7 @@ class Declaration(NamedTuple):
         autocast: what happens under autocast: "promote" (floats to the widest of them), "lower" (to
             autocast's dtype), "float32", or None (nothing).
         module, file, line: where it was declared.
-        body: the code of the module that declares it, another one each time it is executed; None within a function.
+        body: the code of the module that declares it, another one each time it is executed; None where it is unknown.
         forward: for a backward, the name of the operator that it belongs to.
         deterministic: whether the same input gives the same bits again.
         precision: how much less precise than PyTorch it may be; None: not at all.
@@ -100,7 +100,7 @@ def declare(
 
     Args:
         find_sources: returns the sources of the kernels, from the name of the operator and the declaring file.
-        body: the code that calls `@operator`.
+        body: the code of the module that declares it.
 
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
@@ -162,7 +162,7 @@ def declare(
         batch_invariant=batch_invariant,
         shared_gradients=_check_shared(contract, shared_gradients),
         derived_gradients=_check_derived(contract, derived_gradients),
-        body=body if body is not None and body.co_name == "<module>" else None,
+        body=body,
         backward_sources=sources,
     )
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from opwright.contract.declaration import Declaration, code_of, declare, declare_backward
@@ -101,7 +101,7 @@ def operator(
                 shared_gradients=shared_gradients,
                 derived_gradients=derived_gradients,
                 local_names=frame.f_locals,
-                body=frame.f_code,
+                body=_body_of(frame),
             )
             kernels.refuse_kernel(declaration, named)
             return install(declaration).function
@@ -212,6 +212,11 @@ def _install_backward(forward: Operator, reference: Callable[..., Any], local_na
         raise _locate(error, code) from None
     forward.gradient.set_backward(made.function, made.contract)
     return made.function
+
+
+def _body_of(frame: FrameType) -> CodeType | None:
+    """Returns the code of the module that declares an operator, itself or by calling a function; None for others."""
+    return next((at.f_code for at in (frame, frame.f_back) if at and at.f_code.co_name == "<module>"), None)
 
 
 def _attach(new: Operator) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from opwright import _torch
@@ -25,18 +29,8 @@ def check_free(declaration: Declaration) -> Operator | None:
     old = operators.get(name)
     if old is not None:
         before = old.declaration
-        is_other = code_of(declaration.reference) is not code_of(before.reference)
-        if declaration.body is not None and declaration.body is before.body and is_other:
-            name = declaration.reference.__name__
-            raise NameTakenError(
-                declaration.name,
-                "two functions of this file are declared under one name",
-                rows=[
-                    ("first", f"{before.file}:{before.line}"),
-                    ("second", f"{declaration.file}:{declaration.line}"),
-                ],
-                hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
-            )
+        if declaration.body is not None and declaration.body is before.body:
+            _check_same(before, declaration)
         if declaration.file == before.file or declaration.module == before.module:
             return old
         raise NameTakenError(
@@ -56,6 +50,42 @@ def check_free(declaration: Declaration) -> Operator | None:
             hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
     return None
+
+
+def _check_same(before: Declaration, declaration: Declaration) -> None:
+    """Raises NameTakenError for two functions that one run of a module declares under one name."""
+    name, own = declaration.reference.__name__, f"{declaration.namespace}::{declaration.name}"
+    if code_of(declaration.reference) is not code_of(before.reference):
+        raise NameTakenError(
+            declaration.name,
+            "two functions of this file are declared under one name",
+            rows=[("first", f"{before.file}:{before.line}"), ("second", f"{declaration.file}:{declaration.line}")],
+            hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
+        )
+    old, new = _captured(before.reference), _captured(declaration.reference)
+    for variable in old.keys() & new.keys():
+        if not _are_same(old[variable], new[variable]):
+            raise NameTakenError(
+                declaration.name,
+                f"it is declared again with another `{variable}`, and both functions would compute with that",
+                rows=[("first", repr(old[variable])), ("second", repr(new[variable]))],
+                hint=f'a name for each, as in `@operator(f"{own}_{{{variable}}}")`, or an argument `{variable}`',
+            )
+
+
+def _captured(reference: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the variables of the functions around it that a reference uses."""
+    function, found = inspect.unwrap(reference), {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it has no value yet, such as the operator itself
+            found[name] = cell.cell_contents
+    return found
+
+
+def _are_same(a: Any, b: Any) -> bool:
+    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
+        return a.__code__ is b.__code__
+    return a is b or (isinstance(a, (int, float, str, tuple, list)) and repr(a) == repr(b))
 
 
 def _has_schema(name: str) -> bool:

@@ -6,7 +6,7 @@ import enum
 import functools
 import itertools
 import traceback
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -599,6 +599,24 @@ def test_annotations_as_strings_and_local_names() -> None:
     assert op(torch.zeros(2), "down").tolist() == [-1.0, -1.0]
     assert [p.kind for p in op.operator.contract.parameters] == ["tensor", "choice", "tensor"]
     assert op.operator.contract.parameters[2].optional
+
+
+def test_a_named_tuple_with_local_names() -> None:
+    """Its annotations are strings too, and were evaluated with the names of the module alone."""
+    Vector = Float[Tensor, "n"]  # noqa: N806
+
+    class Pair(NamedTuple):
+        twice: Vector
+        thrice: Vector
+
+    def multiples(x: Vector) -> Pair:
+        return Pair(x * 2, x * 3)
+
+    found = operator(name("multiples"))(multiples)(torch.ones(1))
+    assert (found.twice.item(), found.thrice.item()) == (2, 3)
+    Pair.__annotations__["thrice"] = "Missing"
+    with pytest.raises(errors.AnnotationError, match="the annotation names `Missing`, which is not defined"):
+        operator(name("multiples"))(multiples)
 
 
 def test_backward_signatures(snapshot: SnapshotAssertion) -> None:

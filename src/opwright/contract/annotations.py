@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import inspect
 import json
@@ -9,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import torch
@@ -40,15 +41,27 @@ def read_parameters(
         AnnotationError: a parameter has no annotation, or one that no schema can express.
         AxisError: the axes of a tensor cannot be read.
     """
-    signature = _signature(function, subject, local_names)
+    signature = read_signature(function, subject, local_names)
     parameters = tuple(_read_parameter(p, subject) for p in signature.parameters.values())
     returns = signature.return_annotation
     return parameters, MISSING if returns is inspect.Signature.empty else returns
 
 
-def _signature(function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]) -> inspect.Signature:
-    try:
+def read_signature(function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]) -> inspect.Signature:
+    """Returns the signature of a function, with its annotations evaluated.
+
+    Raises:
+        AnnotationError: an annotation has a name that is not defined.
+        AxisError: the axes of a tensor cannot be read.
+    """
+    with _refuse_unreadable(function, subject):
         return inspect.signature(function, eval_str=True, locals=dict(local_names))
+
+
+@contextlib.contextmanager
+def _refuse_unreadable(function: Callable[..., Any], subject: str) -> Iterator[None]:
+    try:
+        yield
     except NameError as error:
         raise AnnotationError(
             subject,
@@ -199,11 +212,14 @@ def read_tensor_type(annotation: Any, name: str, subject: str) -> TensorType:
     return TensorType(found, parse_axes(text, subject, name))
 
 
-def read_outputs(annotation: Any, subject: str) -> tuple[Output, ...]:
-    """Reads the return annotation: a tensor, a tuple or NamedTuple of tensors, or None.
+def read_outputs(
+    annotation: Any, function: Callable[..., Any], subject: str, local_names: Mapping[str, Any]
+) -> tuple[Output, ...]:
+    """Reads the return annotation of a function: a tensor, a tuple or NamedTuple of tensors, or None.
 
     Raises:
         AnnotationError: it is missing or something else.
+        AxisError: the axes of a tensor cannot be read.
     """
     if annotation is MISSING:
         raise AnnotationError(
@@ -214,7 +230,11 @@ def read_outputs(annotation: Any, subject: str) -> tuple[Output, ...]:
     if annotation is None or annotation is type(None):
         return ()
     if isinstance(annotation, type) and hasattr(annotation, "_fields"):
-        hints = typing.get_type_hints(annotation)
+        names = {}
+        if annotation.__module__ == function.__module__:  # it may be as local as the function
+            names = {"globalns": inspect.unwrap(function).__globals__, "localns": dict(local_names)}
+        with _refuse_unreadable(function, subject):
+            hints = typing.get_type_hints(annotation, **names)
         return tuple(Output(name, _read_output(hints[name], name, subject)) for name in annotation._fields)
     if get_origin(annotation) is tuple:
         return tuple(

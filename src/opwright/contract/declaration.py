@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
-from opwright.contract.annotations import read_outputs, read_parameters
+from opwright.contract.annotations import read_outputs, read_parameters, read_signature
 from opwright.contract.axes import Anonymous, Axis, Computed, Named, Variadic
 from opwright.contract.contract import MISSING, Contract, Output, Parameter, TensorType
 from opwright.contract.domains import Index
@@ -196,8 +196,10 @@ def read_contract(
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
     """
-    parameters, returns = read_parameters(function, subject, local_names or {})
-    outputs = _mark_constant(read_outputs(returns, subject), non_differentiable, subject)
+    local_names = local_names or {}
+    parameters, returns = read_parameters(function, subject, local_names)
+    outputs = read_outputs(returns, function, subject, local_names)
+    outputs = _mark_constant(outputs, non_differentiable, subject)
     result_type = returns if isinstance(returns, type) and hasattr(returns, "_fields") else None
     contract = Contract(subject, parameters, outputs, tuple(data_dependent), result_type)
     _check_contract(contract)
@@ -310,9 +312,9 @@ def declare_backward(
             f"`{unseen[0]}` may be absent, so the backward must take it to know",
             hint=f"`def {reference.__name__}({', '.join([*names, unseen[0]])}):`",
         )
-    signature = inspect.signature(reference, eval_str=True, locals=dict(local_names))
-    annotated = signature.return_annotation is not inspect.Signature.empty
-    outputs = read_outputs(signature.return_annotation, subject) if annotated else ()
+    returns = read_signature(reference, subject, local_names).return_annotation
+    annotated = returns is not inspect.Signature.empty
+    outputs = read_outputs(returns, reference, subject, local_names) if annotated else ()
     given_elsewhere = {name for _, *others in forward.shared_gradients for name in others}
     given_elsewhere |= set(forward.derived_gradients)
     derived = tuple(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from opwright import operator
 from opwright.build.glue import kernel_signature
-from opwright.errors import ContractError, OptionTypeError
+from opwright.errors import AxisError, ContractError, OptionTypeError
 
 pytestmark = pytest.mark.compiler
 
@@ -246,6 +246,30 @@ def test_wrong_items_of_lists(lists, entries):
             entry(torch.zeros(3), [torch.zeros(1, 3).double()], [])
         # The next good call is not disturbed by the failed ones.
         assert entry(torch.ones(3), [torch.ones(2, 3)], []).tolist() == [3.0] * 3
+
+
+def test_axes_with_names_for_readers_alone(ns, entries):
+    """`_rows` bound a size, where jaxtyping checks nothing."""
+
+    @operator(f"{ns}::rows_sum", cpu=HEAD + """
+    template <typename T> void rows_sum(View<const T, 2> x, View<const T, 2> y, View<T, 1> output) {
+      for (int64_t j = 0; j < output.size(0); ++j) {
+        output(j) = T(0);
+        for (int64_t i = 0; i < x.size(0); ++i) output(j) += x(i, j);
+        for (int64_t i = 0; i < y.size(0); ++i) output(j) += y(i, j);
+      }
+    }
+    OPWRIGHT_KERNEL(rows_sum, float)""")  # fmt: skip
+    def rows_sum(x: Float[Tensor, "_rows n"], y: Float[Tensor, "*_rows n"]) -> Float[Tensor, "n"]:
+        return x.sum(0) + y.reshape(-1, y.shape[-1]).sum(0)
+
+    for entry in entries(rows_sum):
+        assert entry(torch.ones(2, 3), torch.ones(4, 1, 3)).tolist() == [6.0] * 3
+    with pytest.raises(AxisError, match="`_rows` does not say which size it has"):
+
+        @operator(f"{ns}::same_rows")
+        def same_rows(x: Float[Tensor, "_rows n"]) -> Float[Tensor, "_rows n"]:
+            return x * 2
 
 
 def test_a_list_that_alone_gives_the_size(ns, entries):

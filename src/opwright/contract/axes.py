@@ -39,10 +39,12 @@ class Variadic(NamedTuple):
 
 
 class Anonymous(NamedTuple):
-    """`_`: any size, bound to nothing."""
+    """`_`, or `_name` as jaxtyping has it: any size, bound to nothing."""
+
+    text: str = "_"
 
     def __str__(self) -> str:
-        return "_"
+        return self.text
 
 
 @functools.cache
@@ -192,15 +194,15 @@ def _parse_axis(token: str, text: str, subject: str, parameter: str) -> Axis:
 
     if token == "...":
         return Variadic(None)
-    if token == "_":
-        return Anonymous()
+    if token.startswith("_") and token.isidentifier():
+        return Anonymous(token)
     if token.startswith("#"):
         raise refuse(
             "broadcasting axes are not supported",
             "write the axis without `#`, and expand the tensor before the call",
         )
     if token.startswith("*") and token[1:].isidentifier():
-        return Variadic(token[1:])
+        return Variadic(None if token[1] == "_" else token[1:])
     if "=" in token and "==" not in token:
         token = token.split("=", 1)[1]  # jaxtyping's `name=4` documents a fixed size
     if token.isdigit():

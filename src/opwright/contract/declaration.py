@@ -414,7 +414,7 @@ def _check_contract(contract: Contract) -> None:
                 raise AxisError(
                     subject,
                     f"`{output.name}`: `{axis}` does not say which size it has",
-                    hint="name the axis, in the inputs and in the result",
+                    hint="name the axis, in the inputs and in the result; a name that starts with `_` binds nothing",
                 )
             missing = [n for n in _names_in(axis) if n not in named and n not in contract.data_dependent]
             if isinstance(axis, Variadic) and axis.name not in variadics:

@@ -187,6 +187,10 @@ def test_special_false_and_layouts_leave_out_what_they_say() -> None:
 
     assert not seen_in(tame, breaks_it, 150)
     assert seen_in(inputs(blend), breaks_it)
+    assert not seen_in(inputs(blend, layouts="contiguous"), lambda c: not c.args[0].is_contiguous(), 20)
+    for unknown, text in ((["contiguous", "strided"], "`strided`: unknown layout"), ([], "`layouts` names no layout")):
+        with pytest.raises(CheckError, match=rf"(?s){text}.*expected +contiguous transposed sliced"):
+            inputs(blend, layouts=unknown)
 
 
 def test_dtypes_have_the_names_that_cases_take() -> None:

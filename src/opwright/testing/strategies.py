@@ -32,6 +32,7 @@ except ImportError:
     ) from None
 
 _USUAL = (8, 33, 257)  # most sizes are small, some larger than a vector, a few larger than several
+_ALL_LAYOUTS = ("contiguous", *LAYOUTS)
 _MAX_ELEMENTS = 4096
 _MAX_AXES = 3  # of a variadic axis
 _MAX_PLACED = 6  # values that are chosen one by one in a tensor
@@ -43,7 +44,7 @@ def inputs(
     operator: Any,
     *,
     dtypes: Iterable[Any] | Any = (),
-    layouts: Iterable[str] = ("contiguous", *LAYOUTS),
+    layouts: Iterable[str] | str = _ALL_LAYOUTS,
     special: bool = True,
     max_elements: int = _MAX_ELEMENTS,
     **ranges: Any,
@@ -68,15 +69,18 @@ def inputs(
             strategy give the sizes of their axes to the others.
 
     Raises:
-        CheckError: it is not an operator, there is no axis, argument or dtype of that name, or Hypothesis is missing.
+        CheckError: it is not an operator, there is no axis, argument, dtype or layout of that name, or Hypothesis is
+            missing.
     """
     found = one_operator(operator, "opwright.testing.inputs")
     contract = found.contract
     _check_names(contract, ranges)
     chosen = names_of(() if dtypes is None else dtypes)
     _check_dtypes(contract, chosen)
+    layouts = (layouts,) if isinstance(layouts, str) else tuple(layouts)
+    _check_layouts(contract, layouts)
     target = make_target(found.function, None, None)
-    return _arguments(_Maker(target, ranges, chosen, tuple(layouts), special, max_elements))
+    return _arguments(_Maker(target, ranges, chosen, layouts, special, max_elements))
 
 
 def _check_names(contract: Contract, ranges: Mapping[str, Any]) -> None:
@@ -117,6 +121,16 @@ def _check_dtypes(contract: Contract, names: set[str]) -> None:
             contract.subject,
             f"`{family}` has none of these dtypes",
             rows=[("got", " ".join(sorted(names))), ("there", " ".join(there))],
+        )
+
+
+def _check_layouts(contract: Contract, layouts: Sequence[str]) -> None:
+    unknown = [layout for layout in layouts if layout not in _ALL_LAYOUTS]
+    if unknown or not layouts:
+        raise CheckError(
+            contract.subject,
+            f"`{unknown[0]}`: unknown layout" if unknown else "`layouts` names no layout",
+            rows=[("expected", " ".join(_ALL_LAYOUTS))],
         )
 
 

@@ -467,14 +467,25 @@ def describe_exit(code: int) -> str:
     return f"crashed the process: {name} ({signal.strsignal(-code)}){why}"
 
 
+# A control group's limit and use, and the parts of that use which the kernel takes back when memory runs short.
+_GROUPS = Path("/sys/fs/cgroup")
+_VERSIONS = (
+    ("", "max", "current", ("inactive_file", "active_file", "slab_reclaimable")),
+    ("memory", "limit_in_bytes", "usage_in_bytes", ("total_inactive_file", "total_active_file")),
+)
+
+
 def free_memory() -> int:
     """Returns how many bytes could be allocated: of the machine, or of the control group if that is less."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError, StopIteration):  # no limit is "max"
-        with open("/proc/meminfo") as f:
-            free = next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
-        with open("/sys/fs/cgroup/memory.max") as f, open("/sys/fs/cgroup/memory.current") as used:
-            free = min(free, int(f.read()) - int(used.read()))
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as f:
+        free = next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
+    for folder, limit, used, cached in _VERSIONS:
+        group = _GROUPS / folder
+        with contextlib.suppress(OSError, ValueError):  # of the other version, or no limit, which is "max"
+            unused = int((group / f"memory.{limit}").read_text()) - int((group / f"memory.{used}").read_text())
+            parts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            free = min(free, unused + sum(int(parts.get(name, 0)) for name in cached))
     return max(free, 2**30)
 
 

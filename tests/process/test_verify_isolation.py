@@ -23,6 +23,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
+from opwright import isolation
 from opwright.cpp_extension import precompiled
 from opwright.errors import CheckError
 from opwright.isolation import Fork, Limits, Worker, fork
@@ -510,6 +511,31 @@ def test_a_fork_collects_garbage() -> None:
     fork.kill()
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("folder", "limit", "used", "cached"),
+    [
+        (".", "max", "current", {"inactive_file": 600, "active_file": 300, "slab_reclaimable": 100}),
+        (
+            "memory",  # of version 1
+            "limit_in_bytes",
+            "usage_in_bytes",
+            {"inactive_file": 9, "total_inactive_file": 600, "total_active_file": 400},
+        ),
+    ],
+)
+def test_files_that_a_control_group_caches_take_no_memory(monkeypatch, tmp_path, folder, limit, used, cached) -> None:
+    """Candidates in a container that had read large files were ended for want of memory."""
+    group = tmp_path / folder
+    group.mkdir(exist_ok=True)
+    (group / f"memory.{limit}").write_text(f"{2500 * 2**20}\n")
+    (group / f"memory.{used}").write_text(f"{2200 * 2**20}\n")
+    (group / "memory.stat").write_text("".join(f"{name} {mb * 2**20}\n" for name, mb in cached.items()))
+    monkeypatch.setattr(isolation, "_GROUPS", tmp_path)
+    assert isolation.free_memory() == 1300 * 2**20
+    (group / f"memory.{limit}").write_text("max\n")
+    assert isolation.free_memory() > 1300 * 2**20
 
 
 def test_what_came_before_an_error_is_not_lost() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from kernel_head import HEAD
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -171,6 +171,26 @@ def test_fake_and_meta_tensors(mixed, entries):
             assert (f.shape, f.dtype, f.stride(), f.device.type) == (r.shape, r.dtype, r.stride(), "cpu")
         with pytest.raises(ValueError, match="index"):
             entry(args[0].to("meta"), torch.zeros(2, 2, dtype=torch.int32, device="meta"), None, [])
+
+
+def test_meta_tensors_of_a_reference_that_reads_its_data(ns, entries):
+    """The reference ran, where the operator's Meta kernel knows the answer."""
+
+    @operator(f"{ns}::clipped")
+    def clipped(
+        x: Float[Tensor, "*s n"], y: Float[Tensor, "*s n"]
+    ) -> tuple[Float[Tensor, "*s n"], Int64[Tensor, "*s"]]:
+        return x.clamp(max=float(y.max())), x.argmax(-1)
+
+    for entry in entries(clipped):
+        for x in (torch.empty(2, 3, device="meta"), torch.empty(3, 2, device="meta", requires_grad=True).mT):
+            y, i = entry(x, torch.empty(2, 3, device="meta"))
+            assert (y.device, y.shape, y.stride(), y.dtype) == (x.device, (2, 3), (3, 1), x.dtype)
+            assert (i.device, i.shape, i.dtype, y.requires_grad) == (x.device, (2,), torch.int64, x.requires_grad)
+        with pytest.raises(ValueError, match="`y` must have"):
+            entry(x, torch.empty(2, 4, device="meta"))
+    given = torch.empty(2, 3, device="meta"), torch.empty(2, dtype=torch.int64, device="meta")
+    assert clipped(x.detach(), x.detach(), out=given)[0] is given[0]
 
 
 # --- functorch ---------------------------------------------------------------------------------------

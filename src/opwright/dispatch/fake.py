@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opwright.contract.contract import Contract
+from opwright.contract.contract import Bindings, Contract
 from opwright.dispatch.arguments import Arguments
 
 
@@ -19,18 +19,23 @@ def fake_kernel(arguments: Arguments) -> Callable[..., Any]:
         bindings = arguments.bind(arguments.normalize(*args, **kwargs))
         for axis in contract.data_dependent:
             bindings.sizes[axis] = torch.library.get_ctx().new_dynamic_size()
-        return pack(
-            [
-                torch.empty(
-                    contract.output_shape(output, bindings),
-                    dtype=contract.output_dtype(output, bindings),
-                    device=bindings.device,
-                )
-                for output in contract.outputs
-            ]
-        )
+        return empty_outputs(contract, bindings)
 
     return fake
+
+
+def empty_outputs(contract: Contract, bindings: Bindings) -> Any:
+    """Returns outputs without data for a call with these bindings."""
+    return pack(
+        [
+            torch.empty(
+                contract.output_shape(output, bindings),
+                dtype=contract.output_dtype(output, bindings),
+                device=bindings.device,
+            )
+            for output in contract.outputs
+        ]
+    )
 
 
 def pack(outputs: Sequence[Any]) -> Any:

@@ -239,6 +239,48 @@ def test_autocast_around_the_backward(op):
         torch.testing.assert_close(got, expected)
 
 
+def test_autocast_of_a_device_that_is_not_here_around_the_backward(op):
+    """It recursed without end."""
+    x, w = inputs(3, 4, dtype=torch.float32)
+    expected = gradients(plain, (x, w), torch.ones(3, 4))
+    torch.set_autocast_enabled("xpu", True)
+    try:
+        got = gradients(op, (x, w), torch.ones(3, 4))
+    finally:
+        torch.set_autocast_enabled("xpu", False)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_product_has_the_dtype_of_the_forward_in_its_backward_under_autocast(ns, create_graph):
+    """It was computed in bfloat16."""
+
+    @operator(
+        f"{ns}::product",
+        cpu="""
+#include <opwright/kernel.h>
+using opwright::View;
+template <typename T> void product(View<const T, 2> x, View<const T, 2> w, View<T, 2> output) {
+  for (int64_t i = 0; i < x.size(0); ++i)
+    for (int64_t j = 0; j < w.size(1); ++j) {
+      output(i, j) = T(0);
+      for (int64_t k = 0; k < w.size(0); ++k) output(i, j) += x(i, k) * w(k, j);
+    }
+}
+OPWRIGHT_KERNEL(product, float)""",
+    )
+    def product(x: Float[Tensor, "m k"], w: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+        return x @ w
+
+    x, w = (torch.randn(4, 5).requires_grad_(), torch.randn(5, 3).requires_grad_())
+    seed = torch.randn(4, 3)
+    expected = torch.autograd.grad(x @ w, (x, w), seed)
+    for _ in range(3):  # the later ones take what was recorded
+        with torch.autocast("cpu", torch.bfloat16):
+            got = torch.autograd.grad(product(x, w), (x, w), seed, create_graph=create_graph)
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_reference_that_looks_at_its_data_is_not_recorded(ns):
     @operator(f"{ns}::fold", cpu="""
 #include <opwright/kernel.h>

@@ -133,3 +133,28 @@ def test_verify_asks_no_gradient_of_an_output_for_the_backward(normalised):
     checks = ["gradients", "second gradients", "gradient numerics", "opcheck", "compile"]
     record = verify(normalised, checks=checks)
     assert record.passed, record.failures
+
+
+def test_second_derivatives_under_autocast(ns):
+    """What they compute of the forward again was in bfloat16."""
+
+    @operator(f"{ns}::exponential", non_differentiable=["output1"])
+    def exponential(
+        x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]
+    ) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"]]:
+        return (x @ w).exp(), x @ w
+
+    @exponential.backward
+    def exponential_backward(grad_output0, x, w, output1):
+        grad = grad_output0 * output1.exp()
+        return grad @ w.mT, x.mT @ grad
+
+    x, w = torch.randn(4, 5, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+
+    def second(is_enabled):
+        result = exponential(x, w)[0].sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_enabled):
+            (grad,) = torch.autograd.grad(result, x, create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), (x, w))
+
+    torch.testing.assert_close(second(True), second(False))

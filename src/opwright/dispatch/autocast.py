@@ -23,7 +23,7 @@ from opwright.dispatch.arguments import Arguments
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.registration import AUTOCAST_KEYS, Registration
 
-_KEYS = _torch.key_set(*AUTOCAST_KEYS.values())
+AUTOCAST = _torch.key_set(*AUTOCAST_KEYS.values())
 
 
 def autocast_kernel(
@@ -34,7 +34,7 @@ def autocast_kernel(
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         values = arguments.normalize(*args, **kwargs)
-        with _torch.without_keys(_KEYS):
+        with _torch.without_keys(AUTOCAST):
             cast = _cast(contract, values, _target(contract, values, policy, device))
             return arguments.pass_to(registration.entry(), cast)
 

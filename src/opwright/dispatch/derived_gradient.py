@@ -10,6 +10,7 @@ import torch
 
 from opwright import _torch
 from opwright.contract.contract import Contract, ContractError
+from opwright.dispatch.autocast import AUTOCAST
 from opwright.dispatch.backward_trace import BackwardTrace, BackwardTraces, record_backward
 from opwright.dispatch.reference import Reference, outputs_of, signature_of_call
 
@@ -36,6 +37,12 @@ class DerivedGradient:
 
         A backward that is differentiated needs the derivative of what it saved, declared differentiable or not.
         """
+        if _torch.is_any_autocast_enabled() and not _is_traced():
+            with _torch.without_keys(AUTOCAST):  # as the forward ran, which gave what is computed again
+                return self._compute_outputs(values)
+        return self._compute_outputs(values)
+
+    def _compute_outputs(self, values: Sequence[Any]) -> list[torch.Tensor]:
         result = self._reference.call(self.place_sharded(values))
         return [result] if len(self._contract.outputs) == 1 else list(result)
 
@@ -52,6 +59,14 @@ class DerivedGradient:
         Returns:
             The gradients of the arguments of the node.
         """
+        if _torch.is_any_autocast_enabled() and not _is_traced():
+            with _torch.without_keys(AUTOCAST):  # as the forward ran, whose dtypes are those of its gradient
+                return self._compute(values, gradients, needed)
+        return self._compute(values, gradients, needed)
+
+    def _compute(
+        self, values: Sequence[Any], gradients: Sequence[torch.Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[torch.Tensor | None]:
         if (sharded := self.compute_sharded(values, gradients, needed)) is not None:
             return sharded
         if not (
@@ -60,7 +75,6 @@ class DerivedGradient:
             or _torch.count_dispatch_modes()
             or _torch.count_function_modes()
             or _torch.are_transforms_active()
-            or _torch.is_any_autocast_enabled()
         ):
             key = needed, signature_of_call((*values, *gradients))
             found = self.traces.found  # a new declaration puts another in its place

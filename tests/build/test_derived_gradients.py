@@ -119,3 +119,32 @@ def test_output_that_is_not_used_has_no_part_in_the_gradient(ns):
     assert torch.vmap(differentiate)(x.detach()[None]).tolist() == [[2.0, 2.0]]
     y = torch.rand(3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda y: double_and_root(y)[0], y)
+
+
+def test_output_that_is_not_used_beside_a_declared_backward(ns):
+    """Zeros stood for it in the gradient that is derived, and made NaN."""
+
+    @operator(f"{ns}::sum_and_root", derived_gradients=["table"])
+    def sum_and_root(x: Float[Tensor, "n"], table: Float[Tensor, "n"]) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+        return x * 2 + table * 3, x * table.sqrt()
+
+    @sum_and_root.backward
+    def sum_and_root_backward(grad_output0, grad_output1, table):
+        return grad_output0 * 2 + grad_output1 * table.sqrt()
+
+    x, table = torch.ones(2), torch.tensor([0.0, 1.0])
+
+    def total(x: Tensor, table: Tensor, i: int) -> Tensor:
+        return sum_and_root(x, table)[i].sum()
+
+    for function in (total, torch.compile(total, backend="aot_eager")):
+        for i, expected in ((0, ([2.0, 2.0], [3.0, 3.0])), (1, ([0.0, 1.0], [torch.inf, 0.5]))):
+            tensors = [t.clone().requires_grad_() for t in (x, table)]
+            found = torch.autograd.grad(function(*tensors, i), tensors)
+            assert tuple(t.tolist() for t in found) == expected
+    differentiate = torch.func.grad(lambda *tensors: total(*tensors, 0), (0, 1))
+    assert [t.tolist() for t in differentiate(x, table)] == [[2.0, 2.0], [3.0, 3.0]]
+    assert [t.tolist() for t in torch.vmap(differentiate)(x[None], table[None])] == [[[2.0, 2.0]], [[3.0, 3.0]]]
+    y = (torch.rand(2, 3, dtype=torch.float64) + 0.5).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda y: sum_and_root(*y)[0], y)
+    assert torch.autograd.gradgradcheck(lambda y: sum_and_root(*y)[1], y)

@@ -140,7 +140,8 @@ def _forward_lines(
     integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
-    if is_derived and len(contract.outputs) > 1:
+    may_lack = (is_derived or bool(saved.derived)) and len(contract.outputs) > 1
+    if may_lack:
         # Zeros for an output that is not used would be multiplied by its derivative, which may be infinite.
         lines.append("_ctx.set_materialize_grads(False)")
     for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
@@ -149,6 +150,9 @@ def _forward_lines(
     lines.append(f"_result = _compute({call})")
     if contract.outputs:
         lines.append(f"{', '.join(f'_{o.name}' for o in contract.outputs)} = _result")
+    if may_lack and not is_derived:  # the declared backward gets zeros
+        kinds = (f"(_{o.name}.shape, _{o.name}.dtype, _{o.name}.device)" for o in contract.outputs)
+        lines.append(f"_ctx.outputs = ({', '.join(kinds)})")
     names, _ = _saved(contract, saved, lists, plain)
     if saved.derived:
         lines.append(f"_derives = {saved.asks}")
@@ -201,7 +205,14 @@ def _backward_lines(
         lines.append("if torch.is_grad_enabled():")
         lines.append(f"    _outputs = _compute_again(({values},))")
         lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in saved.computed_again]
-    known = {f"grad_{o.name}": f"_gradients[{i}]" for i, o in enumerate(contract.outputs)}
+    given = "_gradients"
+    if saved.derived and len(contract.outputs) > 1:
+        given = "_filled"
+        lines.append("_filled = [")
+        lines.append("    torch.zeros(_shape, dtype=_dtype, device=_device) if _gradient is None else _gradient")
+        lines.append("    for _gradient, (_shape, _dtype, _device) in zip(_gradients, _ctx.outputs)")
+        lines.append("]")
+    known = {f"grad_{o.name}": f"{given}[{i}]" for i, o in enumerate(contract.outputs)}
     known |= {o.name: f"_{o.name}" for o in contract.outputs} | {p.name: p.name for p in contract.parameters}
     arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.parameters)
     found = [f"_{o.name}" for o in declared.outputs]

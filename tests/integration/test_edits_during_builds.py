@@ -167,13 +167,13 @@ def test_two_folders_with_the_same_source_and_no_headers_share_a_build(tmp_path:
     assert len(list((tmp_path / "store").rglob("library.so"))) == 1
 
 
-@pytest.mark.parametrize("how", ["-isystem", "CPATH", "CPLUS_INCLUDE_PATH"])
+@pytest.mark.parametrize("how", ["-isystem", "-idirafter", "CPATH", "CPLUS_INCLUDE_PATH"])
 def test_folders_of_headers_that_the_environment_names(how: str, tmp_path: Path) -> None:
     """The compiler takes some of them for the system's, whose headers it does not list."""
 
     def amount(place: str) -> str:
         folder = str(tmp_path / "project" / place)
-        environment = {"OPWRIGHT_CXXFLAGS": f"-isystem {folder}"} if how == "-isystem" else {how: folder}
+        environment = {"OPWRIGHT_CXXFLAGS": f"{how} {folder}"} if how[0] == "-" else {how: folder}
         return run(OPERATOR, tmp_path / "project", **environment)
 
     write(tmp_path / "project", "#include <amount.h>", one=1, two=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.backends.toolchain import find_compiler
+from opwright.backends.toolchain import find_compiler, header_folders, is_of_c_library
 
 
 @pytest.fixture
@@ -37,3 +37,29 @@ def test_a_command_that_begins_with_another_program_is_not_a_compiler(
     monkeypatch.setenv("CXX", command.format(program))
     compiler = find_compiler(tmp_path / "identities")
     assert compiler is None or compiler.identity != "mine"
+
+
+@pytest.mark.parametrize(
+    ("header", "is_known"),
+    [
+        ("math.h", True),
+        ("x86_64-linux-gnu/bits/math-vector.h", True),
+        ("linux/limits.h", True),
+        ("x86_64-linux-gnu/cblas.h", False),
+        ("eigen3/Eigen/Core", False),
+        ("eigen3/bits/stdint.h", False),
+        ("zlib.h", False),
+    ],
+)
+def test_headers_of_the_c_library_among_those_of_packages(header: str, is_known: bool) -> None:
+    """A build did not notice that a package in /usr/include was updated."""
+    assert is_of_c_library(f"/usr/include/{header}") == is_known
+    assert not is_of_c_library(f"/usr/local/include/{header}")
+
+
+def test_folders_of_a_compiler_are_those_that_packages_do_not_share(program: Path, tmp_path: Path) -> None:
+    own = ["/usr/include/c++/12", "/usr/include/x86_64-linux-gnu/c++/12", "/usr/lib/gcc/x86_64-linux-gnu/12/include"]
+    listed = "\n ".join([*own, "/usr/local/include", "/usr/include/x86_64-linux-gnu", "/usr/include"])
+    text = f"#include <...> search starts here:\n {listed}\nEnd of search list.\n"
+    program.write_text(f"#!/bin/sh\ncat >&2 <<'E'\n{text}E\n")
+    assert header_folders(str(program), tmp_path / "identities") == tuple(map(Path, own))

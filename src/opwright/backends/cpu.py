@@ -8,7 +8,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
-from opwright.backends.toolchain import INCLUDE, KERNEL_FLAGS, dependencies_flag, machine_identity
+from opwright.backends.toolchain import INCLUDE, KERNEL_FLAGS, machine_identity
 from opwright.contract.sources import Source
 
 # What kernels are compiled for, from the oldest to the newest: the first fits every machine.
@@ -51,7 +51,7 @@ class CpuBackend(CompiledBackend):
         """Returns the command that compiles a source."""
         return [
             job.compiler.path, *job.flags, "-I", str(INCLUDE), "-include", job.header,
-            dependencies_flag(job.flags), "-MF", f"{job.stem}.d", "-c", str(job.path), "-o", f"{job.stem}.o",
+            "-MD", "-MF", f"{job.stem}.d", "-c", str(job.path), "-o", f"{job.stem}.o",
         ]  # fmt: skip
 
     def wheel_parts(

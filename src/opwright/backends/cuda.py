@@ -220,7 +220,7 @@ def compile_command(nvcc: Nvcc, host: str, flags: Sequence[str], source: Path, h
     """
     return [
         nvcc.path, *flags, "-Xptxas=-v", "-ccbin", host, "-I", str(INCLUDE), "-include", header,
-        "-MMD", "-MF", f"{stem}.d", "-x", "cu", "-c", str(source), "-o", f"{stem}.o",
+        "-MD", "-MF", f"{stem}.d", "-x", "cu", "-c", str(source), "-o", f"{stem}.o",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,28 +43,42 @@ GLUE_FLAGS = (
 LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=none")
 
 
-# Where compilers look for headers too. The second and the third count as folders of the system.
+# Where compilers look for headers too.
 INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
-def dependencies_flag(flags: Sequence[str]) -> str:
-    """Returns the flag that lists included files; system headers are listed where user headers count as such."""
-    named = any(flag.startswith("-isystem") for flag in flags)
-    return "-MD" if named or any(os.environ.get(name) for name in INCLUDE_VARIABLES[1:]) else "-MMD"
+# Headers of the C library and the kernel, in a folder that other packages install headers into as well.
+_C_LIBRARY = re.compile(
+    r"/usr/include/([^/]+-linux-[^/]+/)?((asm|asm-generic|bits|gnu|linux|sys)/.*|("
+    r"alloca|assert|complex|ctype|dlfcn|endian|errno|fcntl|features|features-time64|fenv|float|inttypes|libintl|limits"
+    r"|locale|malloc|math|memory|poll|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string"
+    r"|strings|tgmath|threads|time|uchar|unistd|wchar|wctype|xlocale)\.h)"
+)
+
+
+def is_of_c_library(header: str) -> bool:
+    """Returns whether a header belongs to the C library, which is updated along with the compiler."""
+    return bool(_C_LIBRARY.fullmatch(header))
 
 
 @functools.cache
-def header_folders(compiler: str) -> tuple[Path, ...]:
-    """Returns where a compiler has headers of its own, those of C and C++ among them."""
+def header_folders(compiler: str, identities: Path) -> tuple[Path, ...]:
+    """Returns where a compiler alone has headers, those of C++ among them.
+
+    Args:
+        identities: a directory in which answers of compilers are remembered.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in INCLUDE_VARIABLES}
     command = [compiler, "-x", "c++", "-E", "-v", os.devnull]
     try:
-        result = run_program(command, {**environment, "LC_ALL": "C"})
+        subject = f"headers|{file_signature(compiler)}"
+        text = remember(subject, identities, lambda: run_program(command, {**environment, "LC_ALL": "C"}).stderr)
     except OSError:
         return ()
-    listed = result.stderr.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
-    folders = [os.path.normpath(line.strip()) for line in listed.splitlines() if line.startswith(" ")]
-    return tuple(Path(folder) for folder in folders if folder != "/usr/local/include")
+    listed = text.partition("#include <...> search starts here:")[2].partition("End of search list")[0]
+    folders = [Path(os.path.normpath(line.strip())) for line in listed.splitlines() if line.startswith(" ")]
+    shared = ("/usr/include", "/usr/local/include")
+    return tuple(f for f in folders if str(f) not in shared and str(f.parent) != "/usr/include")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from opwright.backends.toolchain import (
     LINK_FLAGS,
     NATIVE,
     Compiler,
+    header_folders,
     headers_digest,
+    is_of_c_library,
 )
 from opwright.build import compile_commands
 from opwright.build.announce import announced
@@ -125,7 +127,7 @@ def _build(request: Request, tools: Tools, store: Store, work: Path, watch: Watc
         if not kernels.repair(failed.output):
             _raise_compile_error(request, failed)
         seconds = _run_all(commands | kernels.commands(), work, request, starts)
-    files = _files_read(request, tools, work, watch)
+    files = _files_read(request, tools, store.identities, work, watch)
     if support is None:
         support = store.publish_support(work, _support_key(compiler), SUPPORT)
     shared = [str(support / name) for name in SUPPORT if not (request.has_own_runtime and name == "glue.o")]
@@ -302,16 +304,21 @@ def _raise_compile_error(request: Request, failed: StepFailed) -> NoReturn:
     raise compile_error(request, failed.step, failed.output, failed.log) from None
 
 
-def _files_read(request: Request, tools: Tools, work: Path, watch: Watch) -> dict[str, str]:
-    """Returns the digests of the files that the sources included, Opwright's own and systems' left out.
+def _files_read(request: Request, tools: Tools, identities: Path, work: Path, watch: Watch) -> dict[str, str]:
+    """Returns the digests of the files that the sources included.
+
+    It skips those of Opwright, compilers and the C library: the address of the build stands for them.
 
     Raises:
         FileChanged: a source or one of them changed meanwhile.
     """
     own = request.compiled_files
-    known = [NATIVE, work.resolve(), *(f for b, tool in tools.own.items() for f in b.system_folders(tool))]
-    read = {(work / name).resolve() for path in work.glob("*.d") for name in _dependencies(path.read_text())}
-    included = {path for path in read - own if not any(path.is_relative_to(folder) for folder in known)}
+    folders = [NATIVE, work.resolve(), *header_folders(tools.compiler.path, identities)]
+    folders += [folder for backend, tool in tools.own.items() for folder in backend.system_folders(tool)]
+    known = tuple({f"{path}/" for folder in folders for path in (folder, folder.resolve())})
+    listed = {name for path in work.glob("*.d") for name in _dependencies(path.read_text())}
+    read = {(work / name).resolve() for name in listed if not name.startswith(known)}
+    included = {p for p in read - own if not str(p).startswith(known) and not is_of_c_library(str(p))}
     digests = watch.digests(own | included)
     _check_sources(request)
     return {str(path): digests[path] for path in sorted(included)}

@@ -22,7 +22,7 @@ from pathlib import Path
 from opwright import settings
 from opwright.backends import cuda
 from opwright.backends.cuda import Nvcc
-from opwright.backends.toolchain import INCLUDE_VARIABLES, Compiler, header_folders, machine_identity
+from opwright.backends.toolchain import INCLUDE_VARIABLES, Compiler, header_folders, is_of_c_library, machine_identity
 from opwright.build.changes import FileChanged, Watch
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
@@ -281,7 +281,7 @@ class Objects:
             name = re.sub(r"\\([ #])", r"\1", word).replace("$$", "$")
             spelled = self.work / name  # `<folder>/../x.h`: another file for another checkout's folder
             full = Path(os.path.normpath(spelled))
-            if full == source.path or str(full).startswith(apart):
+            if full == source.path or str(full).startswith(apart) or is_of_c_library(str(full)):
                 continue
             included.append(spelled)
             uses_name |= bool(source.name) and _NAME.encode() in spelled.read_bytes()
@@ -291,11 +291,10 @@ class Objects:
 
     def _headers_apart(self) -> tuple[str, ...]:
         """Returns starts of paths of the headers that are not compared, since versions in the key stand for them."""
-        folders = [self.store.root / "headers", self.work, EXTENSION, *system_includes(self.nvcc), Path("/usr/include")]
+        folders = [self.store.root / "headers", self.work, EXTENSION, *system_includes(self.nvcc)]
         folders += [self.nvcc.root] if self.nvcc else []
-        folders += [
-            folder for compiler in {self.compiler.path, self.host} if compiler for folder in header_folders(compiler)
-        ]
+        for compiler in {self.compiler.path, self.host} - {""}:
+            folders += header_folders(compiler, self.store.identities)
         # GCC shortens the names of headers of the system where links allow it.
         return tuple({f"{path}/" for folder in folders for path in (folder, os.path.realpath(folder))})
 

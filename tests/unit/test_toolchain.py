@@ -63,3 +63,28 @@ def test_folders_of_a_compiler_are_those_that_packages_do_not_share(program: Pat
     text = f"#include <...> search starts here:\n {listed}\nEnd of search list.\n"
     program.write_text(f"#!/bin/sh\ncat >&2 <<'E'\n{text}E\n")
     assert header_folders(str(program), tmp_path / "identities") == tuple(map(Path, own))
+
+
+def test_compilers_behind_links_to_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them counted as the first one that was asked, and for as long as the launcher stayed the same."""
+    folders = {name: tmp_path / name for name in ("links", "real")}
+    monkeypatch.setenv("PATH", ":".join([*map(str, folders.values()), "/usr/bin", "/bin"]))
+    for folder in folders.values():
+        folder.mkdir()
+    launcher = tmp_path / "ccache"
+    launcher.write_text(f'#!/bin/sh\nexec "{folders["real"]}/$(basename "$0")" "$@"\n')
+    launcher.chmod(0o755)
+
+    def identity(name: str, version: str) -> str:
+        program = folders["real"] / name
+        program.write_text(f"#!/bin/sh\necho {name} {version}\n")
+        program.chmod(0o755)
+        if not (folders["links"] / name).exists():
+            (folders["links"] / name).symlink_to(launcher)
+        monkeypatch.setenv("OPWRIGHT_CXX", name)
+        compiler = find_compiler(tmp_path / "store" / "compilers")
+        assert compiler is not None
+        assert compiler.path == str(folders["links"] / name)
+        return compiler.identity
+
+    assert [identity("one", "1"), identity("two", "1"), identity("one", "1.1")] == ["one 1", "two 1", "one 1.1"]

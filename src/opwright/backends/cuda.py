@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
-from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, file_signature, remember
+from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, remember, signature_of
 from opwright.contract.sources import Source
 from opwright.errors import HostCompilerError, NoNvccError
 from opwright.processes import run_program
@@ -107,7 +107,7 @@ def _ask(path: str, identities: Path) -> Nvcc | None:
         return f"nvcc {release[0]}\n{Path(top[1]).resolve()}"
 
     try:
-        answer = remember(f"nvcc|{file_signature(path)}", identities, ask)
+        answer = remember(signature_of("nvcc", path), identities, ask)
     except OSError:
         return None
     if not answer:

@@ -71,7 +71,7 @@ def header_folders(compiler: str, identities: Path) -> tuple[Path, ...]:
     environment = {name: value for name, value in os.environ.items() if name not in INCLUDE_VARIABLES}
     command = [compiler, "-x", "c++", "-E", "-v", os.devnull]
     try:
-        subject = f"headers|{file_signature(compiler)}"
+        subject = signature_of("headers", compiler)
         text = remember(subject, identities, lambda: run_program(command, {**environment, "LC_ALL": "C"}).stderr)
     except OSError:
         return ()
@@ -116,16 +116,32 @@ def absent_cxx() -> str | None:
     return words[0] if words and not settings.cxx() and not shutil.which(words[0]) else None
 
 
+_LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")
+
+
 def strip_launcher(words: Sequence[str]) -> list[str]:
     """Returns the words of a compiler's command without ccache or sccache in front of them."""
-    return list(itertools.dropwhile(lambda word: os.path.basename(word) in ("ccache", "sccache"), words))
+    return list(itertools.dropwhile(lambda word: os.path.basename(word) in _LAUNCHERS[:2], words))
 
 
-def file_signature(path: str) -> str:
-    """Returns what changes when the file behind a path is replaced."""
-    real = Path(path).resolve()
-    stat = real.stat()
-    return f"{real}|{stat.st_size}|{stat.st_mtime_ns}"
+def signature_of(question: str, path: str) -> str | None:
+    """Returns what changes when a program answers a question anew; None where that cannot be seen.
+
+    A link to ccache or the like stands for the next program of its name on PATH.
+    """
+    found = os.path.abspath(path)
+    if _is_launcher(found):
+        folders = [os.environ.get("CCACHE_PATH", ""), os.environ.get("PATH", "")]
+        others = [os.path.join(f, os.path.basename(path)) for f in os.pathsep.join(folders).split(os.pathsep) if f]
+        found = next((p for p in others if os.access(p, os.X_OK) and not _is_launcher(p)), "")
+        if not found or os.environ.get("CCACHE_COMPILER"):
+            return None
+    stat = os.stat(found)
+    return f"{question}|{path}|{os.path.realpath(found)}|{stat.st_size}|{stat.st_mtime_ns}"
+
+
+def _is_launcher(path: str) -> bool:
+    return os.path.basename(os.path.realpath(path)) in _LAUNCHERS
 
 
 def remember(subject: str | None, identities: Path, ask: Callable[[], str], name: str = "") -> str:
@@ -171,7 +187,7 @@ def identify(path: str, identities: Path) -> str:
             ) from None
         return result.stdout.splitlines()[0] if result.stdout else str(Path(path).resolve())
 
-    return remember(file_signature(path), identities, ask)
+    return remember(signature_of("version", path), identities, ask)
 
 
 @functools.cache

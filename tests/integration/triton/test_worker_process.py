@@ -114,6 +114,31 @@ def test_a_package_installed_elsewhere_is_imported_once(layout: str, triton_pyth
     started.close()
 
 
+def test_installed_functions_that_a_kernel_calls_are_sources(triton_pythons: Any, tmp_path: Path) -> None:
+    """The cache gave the kernel that was compiled before the package was updated."""
+    package = tmp_path / "site-packages" / "shapes"
+    package.mkdir(parents=True)
+    jit = "import triton\nimport triton.language as tl\n{}\n@triton.jit\ndef {}(x):\n    return {}\n"
+    (package / "__init__.py").write_text("from .outer import outer\n")
+    (package / "outer.py").write_text(jit.format("from . import inner", "outer", "inner.inner(x)"))
+    (package / "inner.py").write_text(jit.format("", "inner", "x + 1"))
+    (package / "unused.py").write_text("")
+    file = _write(tmp_path / "k.py", "shapes.outer(tl.load(x))", "import shapes, shapes.unused")
+    started = Worker(max(triton_pythons), tmp_path, PYTHONPATH=str(package.parent))
+
+    def sources() -> dict[str, str]:
+        records = started.compile(file, "k", ["*i32"]), started.describe(file, "k")
+        assert records[0]["sources"] == records[1]["sources"]
+        return {os.path.relpath(path, tmp_path): d for path, d in records[0]["sources"] if str(tmp_path) in path}
+
+    inner = package / "inner.py"
+    assert sources().keys() == {"k.py", "site-packages/shapes/inner.py", "site-packages/shapes/outer.py"}
+    assert sources()["site-packages/shapes/inner.py"] == hashlib.sha256(inner.read_bytes()).hexdigest()
+    inner.write_text(jit.format("", "inner", "x + 2"))  # the worker has imported the first text
+    assert sources()["site-packages/shapes/inner.py"] != hashlib.sha256(inner.read_bytes()).hexdigest()
+    started.close()
+
+
 @pytest.mark.parametrize("layout", ["link in site-packages", "beside installed packages"])
 def test_a_project_among_installed_packages_is_the_authors(layout: str, triton_pythons: Any, tmp_path: Path) -> None:
     """Its edited module is seen, although `site-packages` links to it or `pip install --target` was given its folder."""

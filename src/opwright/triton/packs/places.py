@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from .manifest import Manifest
@@ -34,6 +35,9 @@ def is_tritons(path: str) -> bool:
 def _source_name(manifest: Manifest, path: str) -> str:
     if is_tritons(path):
         return _TRITON
+    installed = re.split(r"/(?:site|dist)-packages/", path)
+    if len(installed) > 1:
+        return installed[-1]
     name = manifest.name_of(path)
     # Beside the manifest only the root would be common: the folders are the machine's.
     return os.path.basename(path) if os.path.isabs(name) else name

@@ -198,7 +198,7 @@ def _record(kernel: Kernel, arch: int, key: str, compiled: Any, cubin: bytes) ->
         "params": parameters,
         "tma": descriptors,
         "max_threads": layout.required_threads,
-        "sources": kernel.kernel_file.digests(),
+        "sources": kernel.kernel_file.digests(kernel.jit),
         "source_key": kernel.jit.cache_key,
     }
 

@@ -29,7 +29,7 @@ def describe(kernel: Kernel) -> dict[str, Any]:
         "function": kernel.function,
         "line": kernel.line,
         "triton": triton.__version__,
-        "sources": kernel.kernel_file.digests(),
+        "sources": kernel.kernel_file.digests(kernel.jit),
         "source_key": source_key,
         "params": [_parameter(p, kernel) for p in kernel.jit.params],
         "heuristics": [

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import linecache
 import os
 import site
@@ -71,18 +72,49 @@ class KernelFile:
         found = self.texts.get(os.path.abspath(path))
         return None if found is None else importlib.util.decode_source(found)
 
-    def digests(self) -> list[list[str]]:
-        """Returns `[path, sha256]` of every file, Triton's own first module among them, sorted by path."""
+    def digests(self, jit: Any) -> list[list[str]]:
+        """Returns `[path, sha256]` of every file, sorted by path.
+
+        Triton's own first module is among them, and installed modules whose functions a JIT function calls.
+        """
         import triton
 
         assert triton.__file__ is not None
-        files = {**self.texts, os.path.abspath(triton.__file__): Path(triton.__file__).read_bytes()}
+        root = os.path.realpath(os.path.dirname(triton.__file__)) + os.sep
+        files = {os.path.abspath(triton.__file__): Path(triton.__file__).read_bytes()}
+        for called in _called_functions(jit):
+            path = os.path.abspath(called.fn.__code__.co_filename)
+            if path not in self.texts and not os.path.realpath(path).startswith(root):
+                text, source = _read(path) or b"", "".join(called.raw_src)
+                is_same = source in importlib.util.decode_source(text) and files.get(path, text) == text
+                files[path] = text if is_same else source.encode()  # no file has this digest: it was updated since
+        files |= self.texts
         return [[path, hashlib.sha256(text).hexdigest()] for path, text in sorted(files.items())]
 
     def error(self, kind: str, message: str, path: str | None, line: int | None) -> WorkerError:
         """Returns an error that shows a line of one of the files."""
         path = path or self.path
         return WorkerError(kind, message, file=path, line=line, source=line_of(self.text(path), line))
+
+
+def _called_functions(jit: Any) -> Iterator[Any]:
+    """Yields a JIT function and those that it calls, directly or through others."""
+    waiting, seen = [jit], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if hasattr(value, "raw_src"):
+            yield value
+            used = inspect.getclosurevars(value.fn)
+            names = value.fn.__code__.co_names
+            waiting += [*used.nonlocals.values(), *used.globals.values()]
+            modules = [v for v in waiting if isinstance(v, ModuleType)]
+            for module in modules:  # grows by the modules that are attributes of others
+                found = [getattr(module, name) for name in names if hasattr(module, name)]
+                modules += [v for v in found if isinstance(v, ModuleType) and v not in modules]
+                waiting += found
 
 
 _imported: dict[str, KernelFile] = {}

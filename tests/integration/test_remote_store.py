@@ -39,6 +39,12 @@ template <typename T> void doubled(opwright::View<const T, 1> x, opwright::View<
 }
 OPWRIGHT_KERNEL(doubled, float)
 """
+DOUBLED_ON_CUDA = """
+#include <opwright/kernel.h>
+template <typename T>
+void doubled(opwright::View<const T, 1> x, opwright::View<T, 1> output, cudaStream_t) {}
+OPWRIGHT_KERNEL(doubled, float)
+"""
 
 
 @pytest.fixture
@@ -363,7 +369,14 @@ def test_pushing_needs_a_store_to_push_to(monkeypatch, tmp_path, run_python) -> 
     assert "`OPWRIGHT_REMOTE_STORE`: must name the remote store that `--push` writes to" in result.stderr
 
 
-def test_a_library_of_the_local_store_is_pushed(tmp_path, run_python) -> None:
+@pytest.mark.parametrize(
+    ("sources", "count"),
+    [({}, 1), pytest.param({"cuda.cu": DOUBLED_ON_CUDA}, 3, marks=pytest.mark.nvcc)],
+    ids=["for CPUs", "and its parts for one backend each"],
+)
+def test_a_library_of_the_local_store_is_pushed(tmp_path, run_python, sources, count) -> None:
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text)
     (tmp_path / "op.py").write_text(
         "from jaxtyping import Float\nfrom torch import Tensor\nfrom opwright import operator\n"
         f"@operator('pushed::doubled', cpu={DOUBLED!r})\n"
@@ -375,4 +388,4 @@ def test_a_library_of_the_local_store_is_pushed(tmp_path, run_python) -> None:
     run_python(program.format(repr(file)), env=env)
     assert not (tmp_path / "remote").exists()
     run_python(program.format(f"{file!r}, '--push'"), env=env)
-    assert len(list((tmp_path / "remote" / "entries").iterdir())) == 1
+    assert len(list((tmp_path / "remote" / "entries").iterdir())) == count

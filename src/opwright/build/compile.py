@@ -23,7 +23,7 @@ from opwright.build import compile_commands
 from opwright.build.announce import announced
 from opwright.build.changes import FileChanged, Watch, build_unchanged
 from opwright.build.diagnostics import compile_error
-from opwright.build.remote import remote_store
+from opwright.build.remote import RemoteStore, remote_store
 from opwright.build.request import Request, make_request, renew
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
@@ -68,10 +68,15 @@ def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, 
             if entry:
                 return entry, False
             entry = _build_here(request, tools, store, watch)
-            for key in [request.key, *(part.key for part in _parts(request))]:
-                if made := store.find(key, None):
-                    remote.push(made)
+            push(request, store, remote)
             return entry, True
+
+
+def push(request: Request, store: Store, remote: RemoteStore) -> None:
+    """Writes the build of a request to a remote store, and its parts for one backend each, which calls ask for."""
+    for key in [request.key, *(part.key for part in _parts(request))]:
+        if made := store.find(key, None):
+            remote.push(made)
 
 
 def _build_here(request: Request, tools: Tools, store: Store, watch: Watch) -> Entry:

@@ -76,12 +76,14 @@ def _add(package: Path, operator: str) -> list[Path]:
     init = package / "__init__.py"
     text = init.read_text()
     new = f"from {package.name}.{operator} import {operator} as {operator}"
-    before = [line for line in text.splitlines() if re.match(rf"from {package.name}\.\w+ import [^(\\]+$", line)]
-    rest = "\n".join(line for line in text.splitlines() if line not in before).strip()
-    if re.search(rf"^from {package.name}\.", rest, re.MULTILINE):  # imports that cannot be sorted line by line
-        init.write_text(f"{text.rstrip()}\n{new}\n")
+    lines = text.rstrip().splitlines()
+    own = [i for i, line in enumerate(lines) if line.startswith(f"from {package.name}.")]
+    sortable = [i for i in own if re.match(r"from [\w.]+ import [^(\\]+$", lines[i])]
+    if own and sortable == own:  # where it belongs by name; all others stay, since code may stand between them
+        lines.insert(max((i + 1 for i in own if lines[i] < new), default=own[0]), new)
     else:
-        init.write_text("\n".join([*([rest, ""] if rest else []), *sorted([*before, new]), ""]))
+        lines += [new] if own or not lines else ["", new]
+    init.write_text("\n".join([*lines, ""]))
     return files
 
 

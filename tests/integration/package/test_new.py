@@ -139,6 +139,18 @@ def test_the_hint_for_a_keyword_as_the_name_of_a_project_is_another_name(tmp_pat
         new_project("class", tmp_path)
 
 
+def test_code_between_imports_stays_where_it_is(tmp_path: Path) -> None:
+    """Imports were moved to the end, below the code that uses them."""
+    new_project("mine", tmp_path)
+    init = tmp_path / "mine/src/mine/__init__.py"
+    first = "from mine.scale_shift import scale_shift as scale_shift"
+    init.write_text(f'"""Mine."""\n\n{first}\n\n__all__ = [scale_shift.__name__]\n')
+    for name in ("zoom", "blur"):
+        new_operator(name, tmp_path / "mine")
+    imports = ["from mine.blur import blur as blur", first, "from mine.zoom import zoom as zoom"]
+    assert init.read_text() == "\n".join(['"""Mine."""', "", *imports, "", "__all__ = [scale_shift.__name__]", ""])
+
+
 def test_what_is_there_stays(tmp_path: Path) -> None:
     new_project("mine", tmp_path)
     with pytest.raises(PackageError, match="exists and is not empty"):

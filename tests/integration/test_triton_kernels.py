@@ -13,6 +13,7 @@ import pytest
 from opwright.backends.registry import all_backends
 from opwright.dispatch import kernels, registry
 from opwright.errors import KernelFileError, LoadError, NoTritonError
+from opwright.triton.host import is_installed
 
 pytestmark = pytest.mark.compiler
 OPERATOR = """
@@ -99,6 +100,15 @@ def test_without_triton_the_reference_runs(declare: Any, monkeypatch: pytest.Mon
     monkeypatch.setenv("OPWRIGHT_REQUIRE_KERNELS", "1")
     with pytest.raises(NoTritonError, match="pip install triton"):
         kernels.ensure_loaded(operator, "cuda")
+
+
+def test_a_folder_named_triton_is_not_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "triton").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert not is_installed()
+    (tmp_path / "triton/__init__.py").write_text("")
+    importlib.invalidate_caches()
+    assert is_installed()
 
 
 def test_a_pack_beside_takes_the_place_of_triton(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,8 @@ def attach(library: ctypes.CDLL, subject: str) -> None:
 
 def is_installed() -> bool:
     """Returns whether this Python has Triton; it is not imported."""
-    return importlib.util.find_spec("triton") is not None
+    found = importlib.util.find_spec("triton")
+    return found is not None and found.origin is not None  # no mere folder of that name
 
 
 def can_obtain_kernels() -> bool:

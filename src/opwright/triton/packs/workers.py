@@ -180,14 +180,14 @@ class WorkerPool:
 
 def default_python() -> str:
     """Returns the Python whose Triton compiles: the one of OPWRIGHT_TRITON, this one, else as the C++ side chooses."""
-    import importlib.util
     import sys
+
+    from opwright.triton.host import is_installed
 
     for item in os.environ.get("OPWRIGHT_TRITON", "").split(","):
         if item.startswith("python="):
             return item.partition("=")[2]
-    found = importlib.util.find_spec("triton")
-    if found is not None and found.origin is not None:  # no mere folder of that name
+    if is_installed():
         return sys.executable
     environment = os.environ.get("VIRTUAL_ENV")
     python = os.path.join(environment, "bin", "python") if environment else ""

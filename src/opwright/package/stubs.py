@@ -38,16 +38,73 @@ def _kept(node: ast.stmt) -> list[ast.stmt]:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             return [] if _is_private(node.name) else [_function(node)]
         case ast.ClassDef():
-            body = [kept for inner in node.body for kept in _kept(inner)] or [_dots()]
+            body = [kept for inner in node.body for kept in _kept(inner)]
+            body = [*body, *_attributes(node, {name for inner in body for name in _names_of(inner)})] or [_dots()]
             return [ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)]
         case ast.AnnAssign():
             return [ast.AnnAssign(node.target, _plain(node.annotation), node.value and _dots().value, node.simple)]
         case ast.Assign(targets=[ast.Name(id=name)]):
             if name == "__all__" or _is_type(node.value) or _called(node.value) in ("TypeVar", "ParamSpec"):
                 return [node]
-            return [] if _is_private(name) else [ast.AnnAssign(ast.Name(name), ast.Name("Any"), None, 1)]
-        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return [] if _is_private(name) else [_any(name)]
+        case ast.Assign():
+            parts = [part for target in node.targets for part in ast.walk(target)]
+            bound = [part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)]
+            return [_any(name) for name in bound if not _is_private(name)]
+        case ast.If(test=ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
             return [node]
+        case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
+            return []
+        case ast.If():
+            return _of_branches([node.body, node.orelse])
+        case ast.Try():
+            return _of_branches([node.body + node.orelse, *(h.body for h in node.handlers), node.finalbody])
+        case ast.With():
+            return _of_branches([node.body])
+    return []
+
+
+def _of_branches(branches: list[list[ast.stmt]]) -> list[ast.stmt]:
+    """Returns what branches declare; the first declaration of a name counts, before imports of it."""
+    parts = [[kept for node in branch for kept in _kept(node)] for branch in branches]
+    imports = [node for part in parts for node in part if isinstance(node, (ast.Import, ast.ImportFrom))]
+    declared, names = [], set[str]()
+    for part in parts:
+        new = [node for node in part if node not in imports and not names.intersection(_names_of(node))]
+        declared += [node for node in new if not isinstance(node, ast.Expr)]
+        names.update(name for node in new for name in _names_of(node))
+    for node in imports:
+        node.names = [a for a in node.names if (a.asname or a.name) not in names]
+    return [*(node for node in imports if node.names), *declared]
+
+
+def _attributes(node: ast.ClassDef, declared: set[str]) -> list[ast.stmt]:
+    """Returns declarations of what `__init__` assigns to `self`, unless the class has them."""
+    found: dict[str, ast.stmt] = {}
+    for function in node.body:
+        if not (isinstance(function, ast.FunctionDef) and function.name == "__init__" and function.args.args):
+            continue
+        own = function.args.args[0].arg
+        types = {part.target: part.annotation for part in ast.walk(function) if isinstance(part, ast.AnnAssign)}
+        for part in ast.walk(function):
+            match part:
+                case ast.Attribute(value=ast.Name(id=name), attr=attr, ctx=ast.Store()) if name == own:
+                    if attr not in declared and not _is_private(attr) and (part in types or attr not in found):
+                        found[attr] = _any(attr, types.get(part))
+    return list(found.values())
+
+
+def _any(name: str, annotation: ast.expr | None = None) -> ast.stmt:
+    return ast.AnnAssign(ast.Name(name), _plain(annotation) if annotation else ast.Name("Any"), None, 1)
+
+
+def _names_of(node: ast.stmt) -> list[str]:
+    """Returns the names that a statement declares, except by importing them."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
     return []
 
 

@@ -104,3 +104,65 @@ def decay_(x: Mutates[Annotated[Float[Tensor, "n"], Positive]], rate: Annotated[
     assert "def decay_(x: Tensor, rate: float=0.5) -> None:" in stub
     assert 'x: Mutates[Annotated[Float[Tensor, "n"], Positive]]'.replace('"', "'") in stub.replace('"', "'")
     assert "Range" not in stub
+
+
+def test_names_that_are_declared_in_other_ways_than_one_by_one() -> None:
+    stub = stub_of("""
+import sys
+try:
+    from fast import sort, SIZE
+    HAS_FAST = True
+except ImportError:
+    HAS_FAST = False
+    def sort(x: list[int]) -> list[int]:
+        return sorted(x)
+if sys.version_info >= (3, 12):
+    def first(x: int) -> int:
+        return x
+else:
+    def first(x: int) -> int:
+        return x + 0
+if __name__ == "__main__":
+    argument = sys.argv[1]
+low, (high, _middle) = 1, (2, 3)
+left = right = SIZE
+class Layer:
+    width: int
+    def __init__(self, width: int, **options):
+        self.width, self.height = width, options.pop("height")
+        if options:
+            self.options: dict[str, int] = options
+        self._cache = {}
+        other.name = 1
+    @property
+    def depth(self) -> int:
+        return 1
+""")
+    assert (
+        stub
+        == """from typing import Any
+HAS_FAST: Any
+
+def sort(x: list[int]) -> list[int]:
+    ...
+
+def first(x: int) -> int:
+    ...
+low: Any
+high: Any
+left: Any
+right: Any
+
+class Layer:
+    width: int
+
+    def __init__(self, width: int, **options):
+        ...
+
+    @property
+    def depth(self) -> int:
+        ...
+    height: Any
+    options: dict[str, int]
+"""
+    )

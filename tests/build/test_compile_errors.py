@@ -269,6 +269,17 @@ def test_the_text_of_an_assertion_is_shown_to_its_end(tmp_path: Path) -> None:
     assert f"<folder>/cpu.cpp:6: {words}\n" in text
 
 
+def test_a_source_in_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.cpp"
+    path.write_text(GOOD.replace("template", "// größer\ntemplate"), encoding="latin-1")
+    with pytest.raises(errors.CompileError, match=r"not in UTF-8 .*\n\n  line  4\n  byte  0xf6\n\nhint: "):
+        operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)(torch.ones(3))
+    (tmp_path / "latin.h").write_text("// größer\n", encoding="latin-1")
+    path.write_text(f'#include "latin.h"\n{GOOD}')
+    op = operator(f"compile_errors{next(_numbers)}::twice", cpu=str(path))(twice)
+    assert op(torch.ones(3))[2] == 2
+
+
 def test_a_failed_build_leaves_nothing_and_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "store"))
     path = tmp_path / "cpu.cpp"

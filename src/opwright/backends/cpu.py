@@ -88,7 +88,7 @@ def _read_with_headers(text: str, path: Path | None, seen: set[Path]) -> str:
         header = (path.parent / name).resolve()
         if header not in seen and header.is_file():
             seen.add(header)
-            texts.append(_read_with_headers(header.read_text(), header, seen))
+            texts.append(_read_with_headers(header.read_text(errors="replace"), header, seen))
     return "\n".join(texts)
 
 

@@ -94,6 +94,6 @@ def _read_includes(text: str, folder: Path, seen: set[Path]) -> list[str]:
         path = (folder / name).resolve()
         if path not in seen:
             seen.add(path)
-            inner = path.read_text()
+            inner = path.read_text(errors="replace")
             found += [inner, *_read_includes(inner, path.parent, seen)]
     return found

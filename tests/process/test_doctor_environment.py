@@ -207,6 +207,24 @@ def test_disks_that_are_full(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.sees("temporary files", "wrong", "1 MiB free", "`export TMPDIR=")
 
 
+def test_a_cache_that_builds_refuse(machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was found to be ok."""
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    store = tmp_path / "cache" / "opwright-store"
+    (store / "work").mkdir(mode=0o700, parents=True)
+    store.chmod(0o700)
+    machine.sees("cache", "missing", f"{store}: the directory has files, and Opwright has not made it", "`export ")
+    (store / "CACHEDIR.TAG").touch()
+    assert machine.says("cache").state == "ok"
+    (store / "work").chmod(0o770)
+    machine.sees("cache", "missing", "work: others may write to the cache; mode: 0o770", "`chmod -R go-w ")
+    store.chmod(0o777)
+    machine.sees("cache", "missing", "others may write to the cache; mode: 0o777", "`chmod -R go-w ")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPWRIGHT_CACHE_DIR", str(tmp_path / "file"))
+    machine.sees("cache", "missing", "cannot be written", "`export OPWRIGHT_CACHE_DIR=")
+
+
 def test_a_torch_whose_libraries_are_gone(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_doctor, "find_torch", lambda: None)
     machine.sees("torch", "missing", "not installed", "`pip install 'torch>=2.11'`")

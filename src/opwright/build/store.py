@@ -355,6 +355,13 @@ class Store:
         for path in sorted(self._named("headers", _REQUEST), key=used, reverse=True)[kept:]:
             self._remove(path)
 
+    def check(self) -> None:
+        """Raises StoreOwnerError if builds cannot go into what is there."""
+        if self._exists():
+            for folder in (*_PRODUCTS, "headers", "support", "locks", "work", "compilers", "triton"):
+                with contextlib.suppress(FileNotFoundError):
+                    check_owner(self.root / folder)
+
     def _exists(self) -> bool:
         """Returns whether there is a store; one that is not Opwright's is an error."""
         if not os.path.lexists(self.root):

@@ -23,7 +23,7 @@ from opwright.build.store import Store
 from opwright.doctor.finding import Finding, gather
 from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
 from opwright.doctor.loader import closure_of, torch_folders
-from opwright.errors import NoNvccError, plural
+from opwright.errors import NoNvccError, StoreOwnerError, plural
 
 _OLDEST_TORCH = (2, 11)
 _NVCC_PACKAGES = "`pip install nvidia-cuda-nvcc nvidia-cuda-runtime nvidia-cuda-crt nvidia-nvvm`"
@@ -154,10 +154,12 @@ class _Machine:
         place = store.root
         while not place.exists():
             place = place.parent
-        if store.root.exists() and store.root.stat().st_uid != os.geteuid():
-            hint = "`export OPWRIGHT_CACHE_DIR=~/.cache/opwright`"
-            return Finding("cache", "missing", f"{store.root} belongs to another user", hint)
-        if not os.access(place, os.W_OK):
+        try:
+            store.check()
+        except StoreOwnerError as error:
+            got = ", ".join(": ".join(row) for row in error.rows)
+            return Finding("cache", "missing", f"{error.subject}: {error.rule}; {got}", error.hint)
+        if not (place.is_dir() and os.access(place, os.W_OK)):
             hint = "`export OPWRIGHT_CACHE_DIR=/tmp/opwright`"
             return Finding("cache", "missing", f"{store.root} cannot be written", hint)
         builds = sum(1 for _ in store.root.glob("e*/*/*/record.json"))  # entries and extensions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,6 +181,14 @@ def test_folders_of_headers_that_the_environment_names(how: str, tmp_path: Path)
     assert [amount("one"), amount("two"), amount("one")] == ["1.0", "2.0", "1.0"]
     write(tmp_path / "project", "#include <amount.h>", one=5)
     assert amount("one") == "5.0"
+
+
+def test_a_compiler_and_a_folder_named_from_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compilers run in the folder of the build, and were not found there."""
+    write(tmp_path / "project", "#include <amount.h>", one=3)
+    monkeypatch.chdir(tmp_path / "project")
+    Path("my-c++").symlink_to(shutil.which("c++") or "")
+    assert run(OPERATOR, tmp_path / "project", "./my-c++", OPWRIGHT_CXXFLAGS="-Ione") == "3.0"
 
 
 @pytest.mark.parametrize("name", ["a b", "a#b", "a$b"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opwright.cpp_extension.flag_paths import absolute, absolute_in_link, linked_files
+from opwright.backends.flag_paths import absolute, absolute_in_link, linked_files
 
 
 @pytest.mark.parametrize(

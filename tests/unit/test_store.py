@@ -13,7 +13,7 @@ import pytest
 
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
 from opwright.cli import main
-from opwright.errors import StoreOwnerError
+from opwright.errors import BuildError, StoreError, StoreOwnerError
 from opwright.store_root import MARKER, make_root
 
 DAY = 24 * 3600
@@ -175,6 +175,15 @@ os.kill(os.getpid(), 9)
     make_old(left)
     build(Store())
     assert list((Store().root / "work").iterdir()) == []
+
+
+def test_an_error_of_another_file_during_a_build_is_not_one_of_the_cache(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"absent`: the build cannot use this file .*\n\n  reason  No such") as caught:
+        with Store().work():
+            (tmp_path / "absent").read_bytes()
+    assert not isinstance(caught.value, StoreError)
+    with pytest.raises(StoreError), Store().work() as work:
+        (work / "absent").read_bytes()
 
 
 def test_a_live_build_keeps_its_folder_however_old_it_looks(cache: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opwright import settings
+from opwright.backends.flag_paths import absolute
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
 from opwright.backends.toolchain import INCLUDE, KERNEL_FLAGS, machine_identity
 from opwright.contract.sources import Source
@@ -40,8 +42,9 @@ class CpuBackend(CompiledBackend):
     devices = "CPUs"
 
     def flags(self) -> tuple[str, ...]:
-        """Returns the flag policy and OPWRIGHT_CXXFLAGS."""
-        return (*KERNEL_FLAGS, *settings.cxxflags())
+        """Returns the flag policy and OPWRIGHT_CXXFLAGS, with its paths from here, as compilers run elsewhere."""
+        own = settings.cxxflags()
+        return (*KERNEL_FLAGS, *(absolute(own, os.getcwd()) if own else ()))
 
     def describe_machine(self) -> list[str]:
         """Returns what `-march=native` depends on."""

@@ -106,6 +106,7 @@ def find_compiler(identities: Path) -> Compiler | None:
     for candidate in candidates:
         found = shutil.which(candidate)
         if found:
+            found = os.path.abspath(found)  # compilers run in another folder
             return Compiler(found, identify(found, identities))
     return None
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from opwright import settings
-from opwright.errors import StoreError
+from opwright.errors import BuildError, StoreError
 from opwright.store_root import check_marker, check_owner, make_directory, make_root
 
 _PRODUCTS = {"entries": "library.so", "objects": "object.o", "extensions": "extension.so"}
@@ -183,6 +183,7 @@ class Store:
 
         Raises:
             StoreError: the disk is full or read-only, also when that shows inside the block.
+            BuildError: another file cannot be used inside the block.
         """
         import filelock
 
@@ -487,9 +488,18 @@ def _resolve(name: str, roots: Sequence[Path]) -> Path:
     return roots[int(number)] / rest
 
 
-def _store_error(root: Path, error: OSError) -> StoreError:
+def _store_error(root: Path, error: OSError) -> BuildError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if full and error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(root):
+    place = Path(os.fsdecode(error.filename or root))
+    is_elsewhere = place.is_absolute() and not (place.is_relative_to(root) or root.is_relative_to(place))
+    if is_elsewhere and not full:
+        return BuildError(
+            str(place),
+            "the build cannot use this file",
+            rows=[("reason", error.strerror or str(error))],
+            hint=f"`ls -l {place}` shows who may read or run it",
+        )
+    if is_elsewhere:
         return StoreError(
             os.fsdecode(error.filename),
             "the disk of temporary files is full",

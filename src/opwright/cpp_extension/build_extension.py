@@ -19,12 +19,12 @@ from setuptools.errors import CompileError
 from torch.utils import cpp_extension as torchs
 
 from opwright.backends import cuda
+from opwright.backends.flag_paths import absolute
 from opwright.backends.toolchain import Compiler, identify, strip_launcher
 from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
-from opwright.cpp_extension.flag_paths import absolute
 from opwright.cpp_extension.objects import Objects, Source, read_named_source, system_includes, torch_folder
 from opwright.errors import BuildError, NoCompilerError
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends import cuda
+from opwright.backends.flag_paths import linked_files
 from opwright.backends.toolchain import Compiler, absent_cxx, find_compiler
 from opwright.build import compile_commands
 from opwright.build.announce import announced
@@ -21,7 +22,6 @@ from opwright.build.changes import Watch, build_unchanged
 from opwright.build.diagnostics import text_error
 from opwright.build.steps import StepFailed, run_all
 from opwright.build.store import BuildRecord, Entry, Store, digest_of
-from opwright.cpp_extension.flag_paths import linked_files
 from opwright.cpp_extension.objects import Objects, Source, identity_of, torch_folder
 from opwright.errors import ExtensionError, NoCompilerError, NoNvccError
 

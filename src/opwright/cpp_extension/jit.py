@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from opwright.backends.flag_paths import absolute, absolute_in_link
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
-from opwright.cpp_extension.flag_paths import absolute, absolute_in_link
 from opwright.cpp_extension.objects import BindingsFailed, Source, read_named_source, torch_folder
 from opwright.errors import ExtensionError
 

@@ -132,9 +132,11 @@ def test_the_driver_is_too_old_for_torch(machine) -> None:
     machine.has(gpus=("90",), driver="12.4")
     assert machine.says("GPU").state == "ok"
     machine.has(gpus=("90",), driver="12.4", torch_cuda="13.0")
-    machine.sees("GPU", "wrong", "too old for torch's CUDA 13.0", "(cu126,")
+    machine.sees(
+        "GPU", "wrong", "too old for torch's CUDA 13.0", "torch --index-url https://download.pytorch.org/whl/cu126`"
+    )
     machine.has(gpus=("90",), driver="13.0", torch_cuda="")
-    machine.sees("GPU", "none", "this torch has no CUDA", "(cu130,")
+    machine.sees("GPU", "none", "this torch has no CUDA", "torch --index-url https://download.pytorch.org/whl/cu130`")
 
 
 def test_cuda_home(machine, monkeypatch: pytest.MonkeyPatch) -> None:

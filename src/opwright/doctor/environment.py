@@ -21,7 +21,7 @@ from opwright.backends.toolchain import Compiler, find_compiler
 from opwright.build.elf import read_library
 from opwright.build.store import Store
 from opwright.doctor.finding import Finding, gather
-from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch
+from opwright.doctor.installed_torch import InstalledTorch, build_for, find_torch, install_build
 from opwright.doctor.loader import closure_of, torch_folders
 from opwright.errors import NoNvccError, StoreOwnerError, plural
 
@@ -380,7 +380,7 @@ def _install_nvcc(version: str) -> str:
 
 
 def _install_torch(cuda_version: str) -> str:
-    return f"`pip install --force-reinstall torch` ({build_for(cuda_version)}, from PyTorch's own index)"
+    return install_build(build_for(cuda_version))
 
 
 def _ask_release(nvcc: str) -> str:

@@ -80,6 +80,11 @@ def _assigned(path: Path) -> dict[str, object]:
     return found
 
 
+def install_build(build: str, wanted: str = "torch") -> str:
+    """Returns the command that installs a build of torch, such as "cu130"; PyPI has one for each version."""
+    return f"`pip install --force-reinstall {wanted} --index-url https://download.pytorch.org/whl/{build}`"
+
+
 def build_for(cuda: str) -> str:
     """Returns the name of torch's build for a CUDA, "13.0" or "12"; "" for the newest."""
     # One per major version: torch runs with every CUDA driver of its own major version.

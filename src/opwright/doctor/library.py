@@ -17,7 +17,7 @@ from opwright.build.demangle import demangle
 from opwright.build.elf import has_old_string, newest, read_library
 from opwright.doctor import loader
 from opwright.doctor.finding import Finding, gather
-from opwright.doctor.installed_torch import build_for, exact_build_for
+from opwright.doctor.installed_torch import build_for, exact_build_for, install_build
 from opwright.doctor.library_here import LibraryHere
 from opwright.errors import LoadError
 from opwright.package.shims import minimum_torch
@@ -362,11 +362,11 @@ class _Examination(LibraryHere):
     def _torch_with_cuda(self) -> str:
         toolkit, (wanted, _) = self.library.device_code.toolkit, self.built_for_torch
         if wanted:  # PyPI's are with CUDA
-            build = f" ({exact_build_for(toolkit)}, from PyTorch's own index)" if toolkit else ""
-            return f"`pip install --force-reinstall torch=={wanted}`{build}"
+            named = f"torch=={wanted}"
+            plain = f"`pip install --force-reinstall {named}`"
+            return install_build(exact_build_for(toolkit), named) if toolkit else plain
         majors = [m[2] for name in self.library.needed if (m := _CUDA_NAME.match(name)) and m[1] == "cudart"]
-        build = build_for(toolkit or "".join(majors[:1]))
-        return f"`pip install --force-reinstall torch` ({build}, from PyTorch's own index)"
+        return install_build(build_for(toolkit or "".join(majors[:1])))
 
 
 def _is_of_cuda(symbol: str) -> bool:

@@ -88,7 +88,9 @@ def collect(root: Path, package: str) -> list[Declaration]:
     sys.path.insert(0, str(root))
     for path in sorted((root / package).rglob("*.py")):
         relative = path.relative_to(root).with_suffix("")
-        if path.name.startswith(("test_", "conftest")) or path.name in ("__main__.py", "triton.py"):
+        is_test = path.name.startswith(("test_", "conftest"))
+        is_hidden = any(part.startswith(".") for part in relative.parts)  # `.ipynb_checkpoints`, say
+        if is_test or is_hidden or path.name in ("__main__.py", "triton.py"):
             continue
         name = ".".join(relative.parts).removesuffix(".__init__")
         try:

@@ -68,6 +68,8 @@ def test_modules_of_every_shape(wheel: Path, tmp_path: Path) -> None:
     }.items():
         (package / f"{name}.py").write_bytes(data)
     (package / "a,b.csv").write_text("1,2\n")
+    (package / ".ipynb_checkpoints").mkdir()  # cannot be imported
+    shutil.copy(package / "twice/op.py", package / ".ipynb_checkpoints/op-checkpoint.py")
     assert build(project, tmp_path / "dist").returncode == 0
     (made,) = (tmp_path / "dist").iterdir()
     assert audit_wheel(made).passed

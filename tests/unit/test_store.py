@@ -186,6 +186,24 @@ def test_an_error_of_another_file_during_a_build_is_not_one_of_the_cache(cache: 
         (work / "absent").read_bytes()
 
 
+def test_only_a_library_that_may_be_loaded_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries of all compilers were read before their records were looked at."""
+    store = Store()
+    for compiler in ("one", "two"):
+        with store.work() as work:
+            text = compiler.encode()
+            (work / "library.so").write_bytes(text)
+            record = BuildRecord("a" * 40, digest_of(text), compiler, {}, ["op"], {}, 0.0)
+            store.publish(work, "a" * 40, record)
+    read = []
+    monkeypatch.setattr("opwright.build.store.digest_of", lambda data: read.append(data) or digest_of(data))
+    entry = store.find("a" * 40, "two")
+    assert entry is not None
+    assert (entry.record.compiler, read) == ("two", [b"two"])
+    entry.library.write_bytes(b"damaged")
+    assert store.find("a" * 40, "two") is None
+
+
 def test_a_live_build_keeps_its_folder_however_old_it_looks(cache: Path) -> None:
     program = """
 import sys

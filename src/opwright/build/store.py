@@ -132,23 +132,24 @@ class Store:
         for place in (self.root, folder.parent, folder):
             check_owner(place)
         for name in candidates:
-            entry = self._read(folder / name)
+            entry = self._described(folder / name)
             if entry is None or compiler not in (None, entry.record.compiler):
                 continue
             if subject and entry.record.operators not in ([], [subject]):
                 continue
-            if is_current(entry, roots):
+            if is_current(entry, roots) and is_whole(entry):  # last, as it reads the library
                 with contextlib.suppress(OSError):  # a store that others fill may be read-only
                     os.utime(entry.path / "record.json")  # for `shrink`
                 return entry
         return None
 
-    def _read(self, path: Path) -> Entry | None:
+    def _described(self, path: Path) -> Entry | None:
+        """Returns the build that a record describes; it may be damaged."""
         try:
             check_owner(path)
         except OSError:
             return None
-        entry = read_entry(path, self.product)
+        entry = described_entry(path, self.product)
         # An entry that was copied from another address is whole, and still the wrong library.
         return entry if entry and entry.record.request == path.parent.name else None
 
@@ -270,8 +271,8 @@ class Store:
     def entries(self) -> Iterator[Entry]:
         """Yields every whole entry."""
         for path in self._builds(self._folder):
-            entry = self._read(path)
-            if entry:
+            entry = self._described(path)
+            if entry and is_whole(entry):
                 yield entry
 
     def size_bytes(self) -> int:
@@ -289,8 +290,8 @@ class Store:
         limit = time.time() - older_than_days * 86400
         for folder, product in _PRODUCTS.items():
             for path in self._builds(folder):
-                entry = read_entry(path, product)
-                if entry is None or entry.record.created < limit:
+                entry = described_entry(path, product)
+                if entry is None or entry.record.created < limit or not is_whole(entry):
                     count += self._remove(path)
         for path in self._named("headers", _REQUEST):
             with contextlib.suppress(OSError):
@@ -455,14 +456,20 @@ def _listed(folder: Path, form: str, is_file: bool = False) -> list[Path]:
         return []
 
 
-def read_entry(path: Path, product: str = "library.so") -> Entry | None:
-    """Returns the build in a directory, or None when it is not whole."""
+def described_entry(path: Path, product: str = "library.so") -> Entry | None:
+    """Returns the build in a directory, or None when it has no record."""
     try:
-        record = BuildRecord(**json.loads((path / "record.json").read_bytes()))
-        whole = digest_of((path / product).read_bytes()) == record.library
-    except (OSError, ValueError, TypeError, AttributeError):  # missing, no JSON, another layout
+        return Entry(path, BuildRecord(**json.loads((path / "record.json").read_bytes())), product)
+    except (OSError, ValueError, TypeError):  # missing, no JSON, another layout
         return None
-    return Entry(path, record, product) if whole else None
+
+
+def is_whole(entry: Entry) -> bool:
+    """Returns whether what was built is there and undamaged."""
+    try:
+        return digest_of(entry.library.read_bytes()) == entry.record.library
+    except OSError:
+        return False
 
 
 def _build_name(record: BuildRecord) -> str:

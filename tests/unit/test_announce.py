@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
 import sys
+import termios
 import time
 
 import pytest
 
 from opwright.build.announce import announce, announced
+from opwright.cli import console
 
 
 class Terminal(io.StringIO):
@@ -56,3 +62,17 @@ def test_an_error_inside_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("inside")
     time.sleep(0.1)
     assert sys.stderr.getvalue() == ""
+
+
+def test_a_line_of_progress_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of operators were cut at 200 columns; what a terminal wraps is not cleared."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "_QUIET_SECONDS", -1)
+    main, side = pty.openpty()
+    with os.fdopen(side, "w") as terminal:
+        for columns, written in ((20, 19), (500, 310)):
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            console.Progress("Building", terminal).update("x" * 300)
+            assert len(os.read(main, 1000).decode().removeprefix("\r\x1b[K")) == written
+    os.close(main)

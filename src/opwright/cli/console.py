@@ -46,8 +46,15 @@ class Progress:
         """Shows what is running now."""
         if self.is_live and time.monotonic() - self.started > _QUIET_SECONDS:
             self.shown = True
-            self.stream.write(f"\r\033[K{self.title}  {text}"[:200])
+            self.stream.write(f"\r\033[K{f'{self.title}  {text}'[: self._width() - 1]}")
             self.stream.flush()
+
+    def _width(self) -> int:
+        """Returns the columns of the terminal: what is cleared later is a single line of it."""
+        try:
+            return os.get_terminal_size(self.stream.fileno()).columns or 80
+        except (OSError, ValueError):
+            return 80
 
     def clear(self) -> None:
         """Removes the line."""

@@ -204,6 +204,20 @@ def test_only_a_library_that_may_be_loaded_is_read(cache: Path, monkeypatch: pyt
     assert store.find("a" * 40, "two") is None
 
 
+def test_a_file_system_without_hard_links(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build for several devices ended with an error of the cache."""
+
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    entry = build(Store())
+    Store().alias(entry, "b" * 40, entry.record.compiler)
+    found = Store().find("b" * 40, None)
+    assert found is not None
+    assert found.library.read_bytes() == entry.library.read_bytes()
+
+
 def test_a_live_build_keeps_its_folder_however_old_it_looks(cache: Path) -> None:
     program = """
 import sys

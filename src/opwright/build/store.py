@@ -234,7 +234,10 @@ class Store:
         """Makes a build the answer to another request too, one for a part of it, where it has none yet."""
         record = entry.record._replace(request=request, compiler=compiler)
         with self.work() as staged:
-            os.link(entry.library, staged / "library.so")
+            try:
+                os.link(entry.library, staged / "library.so")
+            except OSError:  # a file system without hard links
+                shutil.copyfile(entry.library, staged / "library.so")
             (staged / "record.json").write_text(json.dumps(record._asdict()))
             with contextlib.suppress(OSError):  # there is one
                 self.put(staged, self.root / "entries" / request / _build_name(record))

@@ -19,7 +19,7 @@ Target = Annotated[str, Parameter(help=TARGET)]
 # What every command calls the file or folder that it writes; the first name is the one that help shows.
 Out = Annotated[Path, Parameter(name=("--out", "--output"))]
 
-_MAX_WIDTH, _LABEL_WIDTH = 100, 22
+_MIN_WIDTH, _MAX_WIDTH, _LABEL_WIDTH = 12, 100, 22
 _BUILD = tuple(FLAGS)
 # The settings that a command uses.
 _SETTINGS: dict[str, tuple[str, ...]] = {
@@ -176,7 +176,7 @@ def _plain(text: Any) -> str:
 
 
 def _filled(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(text, max(width, _MIN_WIDTH), break_long_words=False, break_on_hyphens=False)
 
 
 def _width_of(console: Console) -> int:

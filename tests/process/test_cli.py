@@ -73,6 +73,23 @@ def test_help(command, snapshot: SnapshotAssertion) -> None:
     assert command().stdout == command("-h").stdout == command("--help").stdout
 
 
+def test_help_in_a_narrow_terminal(command) -> None:
+    """It ended with a traceback below 27 columns."""
+    result = command("build", "--help", COLUMNS="20")
+    assert result.returncode == 0
+    assert "--push" in result.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", ["--help", "build --help", "cache dir"])
+def test_a_full_disk_below_the_output(arguments: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "opwright", *arguments.split()]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "error: the output cannot be written: its disk is full; hint: `df -h`\n"
+
+
 @pytest.mark.parametrize("arguments", ["--help", "explain", "verify --help", "--version"])
 def test_a_reader_that_ends_early_leaves_no_traceback(arguments: str) -> None:
     """As with `opwright --help | head -1`, however much was read."""

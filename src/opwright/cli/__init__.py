@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import signal
 import sys
@@ -23,9 +24,14 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and (error.errno != errno.ENOSPC or error.filename):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is written when Python ends
         code = 0
+        if error.errno == errno.ENOSPC:
+            print("error: the output cannot be written: its disk is full; hint: `df -h`", file=sys.stderr)
+            code = 2
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # which rich turns into an end with status 1
             raise

@@ -45,6 +45,8 @@ def build_project(project: Path, output: Path, isolation: bool = True) -> Path:
             said = _essence(result.stdout + result.stderr)
             is_missing = "No matching distribution found for" in said
             hint = "`opwright wheel --no-isolation` builds with what is installed here" if is_missing else ""
+            if said.endswith("No module named pip"):  # an environment that uv has made
+                hint = f"`{sys.executable} -m ensurepip`, or `uv pip install pip`"
             raise PackageError(str(project), "its build fails", body=said, hint=hint)
         output.mkdir(parents=True, exist_ok=True)
         target = output / found[0].name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,14 @@ def test_requirements_that_are_nowhere(tmp_path: Path, monkeypatch: pytest.Monke
         build_project(tmp_path, tmp_path / "dist")
     assert str(caught.value).endswith("hint: `opwright wheel --no-isolation` builds with what is installed here")
     assert not (tmp_path / "dist").exists()
+
+
+def test_an_environment_without_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error named no remedy."""
+    (tmp_path / "pyproject.toml").write_text("")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(PackageError, match=r"No module named pip\n\nhint: `.*/python -m ensurepip`, or `uv pip"):
+        build_project(tmp_path, tmp_path / "dist")

@@ -13,7 +13,7 @@ import pytest
 from opwright.backends.registry import all_backends
 from opwright.dispatch import kernels, registry
 from opwright.errors import KernelFileError, LoadError, NoTritonError
-from opwright.triton.host import is_installed
+from opwright.triton.packs.workers import is_installed
 
 pytestmark = pytest.mark.compiler
 OPERATOR = """

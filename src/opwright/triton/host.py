@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 from opwright import settings
 from opwright.errors import LoadError
-from opwright.triton.packs.workers import WorkerPool
+from opwright.triton.packs.workers import WorkerPool, is_installed
 
 _COMPILER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 _replies = threading.local()
@@ -79,12 +78,6 @@ def attach(library: ctypes.CDLL, subject: str) -> None:
     if wrong:
         rule, _, rest = wrong.decode().partition("\n\n")
         raise LoadError(subject, rule, hint=rest.replace("hint: ", "").strip() or "`opwright explain OPW206`")
-
-
-def is_installed() -> bool:
-    """Returns whether this Python has Triton; it is not imported."""
-    found = importlib.util.find_spec("triton")
-    return found is not None and found.origin is not None  # no mere folder of that name
 
 
 def can_obtain_kernels() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
 import select
 import subprocess
+import sys
 import tempfile
 import threading
 from contextlib import suppress
@@ -178,12 +180,14 @@ class WorkerPool:
         worker.close()
 
 
+def is_installed() -> bool:
+    """Returns whether this Python has Triton; it is not imported."""
+    found = importlib.util.find_spec("triton")
+    return found is not None and found.origin is not None  # no mere folder of that name
+
+
 def default_python() -> str:
     """Returns the Python whose Triton compiles: the one of OPWRIGHT_TRITON, this one, else as the C++ side chooses."""
-    import sys
-
-    from opwright.triton.host import is_installed
-
     for item in os.environ.get("OPWRIGHT_TRITON", "").split(","):
         if item.startswith("python="):
             return item.partition("=")[2]

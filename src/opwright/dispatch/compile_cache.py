@@ -6,7 +6,6 @@ edit of that reference.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import linecache
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from typing import Any
 
 import torch
 
-from opwright.contract.declaration import Declaration
+from opwright.contract.declaration import Declaration, code_of
+from opwright.dispatch.registry import captured
 
 _texts: dict[str, str] = {}
 _suffix = ""
@@ -34,20 +34,11 @@ def include(declaration: Declaration) -> None:
 def _text_of(reference: Callable[..., Any], file: str) -> str:
     """Returns a digest of the file that declares an operator, or of its code where no file is left."""
     linecache.checkcache(file)
-    text = "".join(linecache.getlines(file, reference.__globals__)) or _listing(reference.__code__)
-    return hashlib.sha256("\n".join([text, *_values_around(reference)]).encode()).hexdigest()
+    text = "".join(linecache.getlines(file, reference.__globals__)) or _listing(code_of(reference))
+    values = {name: v for name, v in captured(reference).items() if isinstance(v, (bool, int, float, str))}
+    return hashlib.sha256(f"{text}{values}".encode()).hexdigest()
 
 
 def _listing(code: CodeType) -> str:
     constants = [_listing(value) if isinstance(value, CodeType) else value for value in code.co_consts]
     return repr((code.co_code, code.co_names, constants))
-
-
-def _values_around(reference: Callable[..., Any]) -> list[str]:
-    """Returns the numbers and strings that a reference takes from the function that declares it."""
-    values = []
-    for cell in reference.__closure__ or ():
-        with contextlib.suppress(ValueError):  # the function's own name is bound behind its declaration
-            if isinstance(cell.cell_contents, (bool, int, float, str)):
-                values.append(repr(cell.cell_contents))
-    return values

@@ -62,7 +62,7 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
             rows=[("first", f"{before.file}:{before.line}"), ("second", f"{declaration.file}:{declaration.line}")],
             hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
         )
-    old, new = _captured(before.reference), _captured(declaration.reference)
+    old, new = captured(before.reference), captured(declaration.reference)
     for variable in old.keys() & new.keys():
         if not _are_same(old[variable], new[variable]):
             raise NameTakenError(
@@ -73,7 +73,7 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
             )
 
 
-def _captured(reference: Callable[..., Any]) -> dict[str, Any]:
+def captured(reference: Callable[..., Any]) -> dict[str, Any]:
     """Returns the variables of the functions around it that a reference uses."""
     function, found = inspect.unwrap(reference), {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

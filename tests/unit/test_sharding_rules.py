@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from opwright import _torch
-from opwright.dispatch import sharding_rules
+from opwright.dispatch import record, sharding_rules
 from opwright.dispatch.reference import tensors_in
 from opwright.dispatch.sharding_rules import signature_of
 from opwright.errors import ShardingError
@@ -91,10 +91,10 @@ def test_a_rule_that_only_seems_right_is_not_offered(function, expected, why) ->
 
 def test_what_was_found_for_many_calls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option that has another value in each call made a program grow without end."""
-    monkeypatch.setattr(sharding_rules, "_MAX_KEPT", 3)
+    monkeypatch.setattr(record, "_MAX_KEPT", 3)
     found: dict[tuple, Any] = {}
     for i in range(10):
-        sharding_rules.keep(found, (i,), i)
+        record.keep(found, (i,), i)
         assert found[i,] == i
         assert len(found) <= 3
 

@@ -20,6 +20,8 @@ from opwright.dispatch.reference import Reference
 from opwright.dispatch.registration import Registration
 from opwright.errors import AxisError
 
+_MAX_KEPT = 1024  # choices for distributed tensors: options may have another value in each call
+
 
 @dataclass(eq=False, repr=False)
 class Operator:
@@ -182,3 +184,10 @@ class Operator:
         if self._cost is None:
             return default_cost(self.contract, values, outputs)
         return Cost(*self.arguments.pass_to(self._cost, values))
+
+
+def keep(found: dict[tuple, Any], key: tuple, value: Any) -> None:
+    """Remembers what was found for a call, and forgets all others where there are many."""
+    if len(found) >= _MAX_KEPT:
+        found.clear()
+    found[key] = value

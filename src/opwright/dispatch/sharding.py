@@ -18,10 +18,10 @@ from opwright import _torch
 from opwright.dispatch.derived_gradient import place_for_node
 from opwright.dispatch.exchange import Ranks, exchange_rule
 from opwright.dispatch.fake import pack, unpack
-from opwright.dispatch.record import Operator
+from opwright.dispatch.record import Operator, keep
 from opwright.dispatch.reference import conforming, tensors_in
 from opwright.dispatch.registration import Registration
-from opwright.dispatch.sharding_rules import Rule, Signature, keep, names, signature_of, word_of
+from opwright.dispatch.sharding_rules import Rule, Signature, names, signature_of, word_of
 from opwright.errors import ShardingError
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from opwright.contract.axes import Computed, Fixed, Named, Variadic
 from opwright.contract.contract import Contract, Parameter, TensorType
 from opwright.contract.domains import Index
 from opwright.dispatch import registry
-from opwright.dispatch.record import Operator
+from opwright.dispatch.record import Operator, keep
 from opwright.dispatch.reference import caller, outputs_of, tensors_in, with_copies
 from opwright.errors import ShardingError
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 _EVEN = (4, 6, 8, 10, 12, 14, 16, 18)
 _ODD = (5, 7, 9, 11, 13, 15, 17, 19)
 _SCALES = (1.0, 30.0)  # within and beyond where sigmoids and their like saturate
-_MAX_KEPT = 1024  # of one operator, whose options may have another value in each call
 _TOLERANCE = 1e-3  # of float32; a wrong rule is wrong by as much as the numbers themselves
 
 
@@ -306,13 +305,6 @@ class Rules:
             proof = _Proof(self._operator, signature)
             keep(self._proved, key, _run_apart(lambda: proof.find(inputs, expected)))
         return self._proved[key]
-
-
-def keep(found: dict[tuple, Any], key: tuple, value: Any) -> None:
-    """Remembers what was found for a call, and forgets all others where there are many."""
-    if len(found) >= _MAX_KEPT:
-        found.clear()
-    found[key] = value
 
 
 def declared_rules(operator: Operator, signature: Signature, tensors: Sequence[torch.Tensor]) -> list[Rule]:

@@ -200,15 +200,18 @@ void norm_forward(const Forward<T, W>& p, bool is_aligned, cudaStream_t stream) 
   };
   // float64 has the general kernel alone: its rows come from the first-level cache the second time.
   constexpr bool kHolds = sizeof(T) < 8;
+  // What a staged block of 512 threads needs, with what the kernel declares; sm_75 has 64 KiB.
+  const bool has_room = opwright::current_device().shared_bytes >= 72 << 10;
   const auto choose = [&]<int kPacks>(int threads) {
     if (!kHolds || !is_aligned) return start(norm_kernel<T, W, kNorm, 0, false>, threads, 0);
     // What is faster where: the layer norm has more instructions, and short or very long rows of
     // the RMS norm lose.
     if constexpr (kHolds && kNorm == Norm::add_rms && kPacks == 4) {
+      if (!has_room) return start(norm_kernel<T, W, kNorm, 0, false>, threads, 0);
       start(norm_kernel<T, W, kNorm, kPacks, true>, threads, 2 * kPacks);
     } else if constexpr (kHolds) {
       if constexpr (kNorm == Norm::rms && kPacks > 1) {
-        if (threads >= 128 && threads <= 512)
+        if (has_room && threads >= 128 && threads <= 512)
           return start(norm_kernel<T, W, kNorm, kPacks, true>, threads, kPacks);
       }
       start(norm_kernel<T, W, kNorm, kPacks, false>, threads, 0);

@@ -1,6 +1,7 @@
 """An operator declared again in one process: a cell that is run once more, a file that is edited."""
 
 import ast
+import functools
 import importlib.util
 import re
 
@@ -243,6 +244,10 @@ from jaxtyping import Float
 from torch import Tensor
 from opwright import operator
 
+class Half:
+    def __rmul__(self, x):
+        return x * 0.5
+
 def scale_by(factor, name):
     def double(x):
         return x * 2
@@ -265,6 +270,9 @@ def test_a_factory_that_declares_one_name_twice_is_refused(ns, tmp_path):
         assert f'`@operator(f"{ns}::a_{{factor}}")`' in str(caught.value)
     (tmp_path / "factory.py").write_text(text + "scaled = [scale_by(float(f'{i}.5'), f'b{i}') for i in (2, 3, 3)]")
     assert [f(torch.ones(1)).item() for f in load(tmp_path / "factory.py", f"{ns}_factory").scaled] == [5, 7, 7]
+    # Whether two objects are equal, nobody knows: they are taken for the same.
+    (tmp_path / "factory.py").write_text(text + "scaled = [scale_by(Half(), 'd').operator for _ in range(2)]")
+    load(tmp_path / "factory.py", f"{ns}_factory")
     # A cell that is run once more, perhaps with another number in it.
     cells: dict = {"__name__": f"{ns}_cells"}
     exec(compile(text, "<cell 0>", "exec"), cells)
@@ -307,19 +315,29 @@ def test_each_namespace_of_pytorch_is_refused(start_python):
                 return x + 1
 
 
-def test_an_edited_reference_changes_the_key_of_compiled_graphs(ns, tmp_path, monkeypatch):
+def test_a_reference_behind_a_decorator_that_makes_an_object(ns):
+    @operator(f"{ns}::kept")
+    @functools.lru_cache
+    def kept(x: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+        return x + 1
+
+    assert kept(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_an_edited_reference_changes_the_key_of_compiled_graphs(ns, tmp_path):
     """torch.compile's cache on disk kept the gradient of the reference as it was."""
     path, name = tmp_path / "module.py", f"{ns}_compiled"
     text = MODULE.replace("NAMESPACE", ns).replace("mine", "graphed")
     config = torch.compiler.config
-    monkeypatch.setattr(config, "cache_key_tag", "the user's" + config.cache_key_tag)
+    others = f"the user's another.runtime-{'0' * 64}"
     tags = []
-    for amount in (1, 2, 1):
-        path.write_text(text.replace("AMOUNT", str(amount)))
-        load(path, name)
-        tags.append(config.cache_key_tag)
+    with config.patch(cache_key_tag=others + config.cache_key_tag):
+        for amount in (1, 2, 1):
+            path.write_text(text.replace("AMOUNT", str(amount)))
+            load(path, name)
+            tags.append(config.cache_key_tag)
     assert tags[0] == tags[2] != tags[1]
-    assert all(tag.startswith("the user's") for tag in tags)
+    assert all(tag.startswith(others) for tag in tags)
     assert len({len(tag) for tag in tags}) == 1
 
 

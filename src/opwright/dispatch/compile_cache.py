@@ -7,7 +7,9 @@ edit of that reference.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import linecache
+import re
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -17,28 +19,30 @@ import torch
 from opwright.contract.declaration import Declaration, code_of
 from opwright.dispatch.registry import captured
 
+_MARK = __name__  # of this copy of the runtime: each wheel brings its own
+_SUFFIX = re.compile(rf" {re.escape(_MARK)}-[0-9a-f]{{64}}")
 _texts: dict[str, str] = {}
-_suffix = ""
 
 
 def include(declaration: Declaration) -> None:
     """Adds the text of a declaration to the keys of torch.compile's caches, behind the user's own tag."""
-    global _suffix
     _texts[declaration.qualified_name] = _text_of(declaration.reference, declaration.file)
     config = torch.compiler.config
-    tag = config.cache_key_tag.removesuffix(_suffix)
-    _suffix = "opwright-" + hashlib.sha256(repr(sorted(_texts.items())).encode()).hexdigest()
-    config.cache_key_tag = tag + _suffix
+    digest = hashlib.sha256(repr(sorted(_texts.items())).encode()).hexdigest()
+    config.cache_key_tag = f"{_SUFFIX.sub('', config.cache_key_tag)} {_MARK}-{digest}"
 
 
 def _text_of(reference: Callable[..., Any], file: str) -> str:
     """Returns a digest of the file that declares an operator, or of its code where no file is left."""
     linecache.checkcache(file)
-    text = "".join(linecache.getlines(file, reference.__globals__)) or _listing(code_of(reference))
-    values = {name: v for name, v in captured(reference).items() if isinstance(v, (bool, int, float, str))}
-    return hashlib.sha256(f"{text}{values}".encode()).hexdigest()
+    names = getattr(inspect.unwrap(reference), "__globals__", None)
+    text = "".join(linecache.getlines(file, names)) or _listing(code_of(reference))
+    return hashlib.sha256(f"{text}{captured(reference)}".encode()).hexdigest()
 
 
 def _listing(code: CodeType) -> str:
-    constants = [_listing(value) if isinstance(value, CodeType) else value for value in code.co_consts]
+    constants = [
+        _listing(v) if isinstance(v, CodeType) else sorted(map(repr, v)) if isinstance(v, frozenset) else v
+        for v in code.co_consts
+    ]
     return repr((code.co_code, code.co_names, constants))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
+
+import torch
 
 from opwright import _torch
 from opwright.contract.declaration import Declaration, code_of
@@ -63,29 +64,30 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
             hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
         )
     old, new = captured(before.reference), captured(declaration.reference)
-    for variable in old.keys() & new.keys():
-        if not _are_same(old[variable], new[variable]):
+    for variable, value in old.items():
+        if repr(new.get(variable, value)) != repr(value):
             raise NameTakenError(
                 declaration.name,
-                f"it is declared again with another `{variable}`, and both functions would compute with that",
-                rows=[("first", repr(old[variable])), ("second", repr(new[variable]))],
+                f"it is declared again with another `{variable}`, and both functions would use the second value",
+                rows=[("first", repr(value)), ("second", repr(new[variable]))],
                 hint=f'a name for each, as in `@operator(f"{own}_{{{variable}}}")`, or an argument `{variable}`',
             )
 
 
 def captured(reference: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the variables of the functions around it that a reference uses."""
+    """Returns the numbers, strings, dtypes and tuples of them that a reference takes from the functions around it."""
     function, found = inspect.unwrap(reference), {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it has no value yet, such as the operator itself
-            found[name] = cell.cell_contents
+            if _is_plain(cell.cell_contents):
+                found[name] = cell.cell_contents
     return found
 
 
-def _are_same(a: Any, b: Any) -> bool:
-    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
-        return a.__code__ is b.__code__
-    return a is b or (isinstance(a, (int, float, str, tuple, list)) and repr(a) == repr(b))
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str, torch.dtype)
 
 
 def _has_schema(name: str) -> bool:

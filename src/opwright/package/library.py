@@ -205,7 +205,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         run_all({"link": [*link, "-o", "library.so"]}, work)
     except StepFailed as failed:
         raise PackageError(namespaces[0], "its library cannot be linked", body=failed.output) from None
-    launched = _write_launched(declarations, work)
+    launched = _find_launched(declarations, root, work)
     try:
         watch.digests({piece.source.path for piece in pieces if piece.source.path})
     except FileChanged as changed:
@@ -319,22 +319,26 @@ def _is_shipped(source: Source) -> bool:
     return isinstance(backend, CompiledBackend) and backend.is_read_in_place
 
 
-def _write_launched(declarations: Sequence[Declaration], work: Path) -> dict[str, dict[str, str]]:
-    """Writes the sources that Python launches to `work/launched`.
+def _find_launched(declarations: Sequence[Declaration], root: Path, work: Path) -> dict[str, dict[str, str]]:
+    """Returns the modules whose kernels Python launches, by operator and type of device.
 
-    Returns:
-        For each operator that has such a kernel: the name of its file, by the type of device.
+    A source that is not a module of the package becomes one of its runtime, in `work/launched`.
     """
     folder = work / "launched"
     folder.mkdir()
     names: dict[Source, str] = {}
     found: dict[str, dict[str, str]] = {}
     for declaration in declarations:
+        package = declaration.module.partition(".")[0]
         for device, source in _kernels_of(declaration).items():
-            if declaration.name in all_backends()[source.backend].launch_functions(source, declaration.name):
-                name = names.setdefault(source, declaration.name)
-                (folder / f"{name}.py").write_text(source.read())
-                found.setdefault(declaration.qualified_name, {})[device] = name
+            if declaration.name not in all_backends()[source.backend].launch_functions(source, declaration.name):
+                continue
+            if source not in names and source.path and source.path.is_relative_to(root / package):
+                names[source] = ".".join(source.path.relative_to(root).with_suffix("").parts)
+            elif source not in names:
+                names[source] = f"{package}._opwright.launched.{declaration.name}"
+                (folder / f"{declaration.name}.py").write_text(source.read())
+            found.setdefault(declaration.qualified_name, {})[device] = names[source]
     return found
 
 

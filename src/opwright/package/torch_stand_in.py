@@ -1,6 +1,6 @@
-"""Replaces torch, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
+"""Replaces torch, Triton, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
 
-A wheel can thus be built without torch. Declarations need dtypes and the class Tensor. For everything else that a
+A wheel can thus be built without torch and Triton. Declarations need dtypes and the class Tensor. For everything else that a
 module takes from these when it is imported, such as a base class, a constant or a decorator, it gets `Anything`: an
 object that has any attribute and can be called.
 """
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
-# torch, and the parts of Opwright that need it when imported; a module may import them to verify or measure its
-# operators as a script.
-_REPLACED = "torch.", "opwright.verify.", "opwright.bench."
+# torch and Triton, and the parts of Opwright that need torch when imported; a module may import them to verify or
+# measure its operators as a script.
+_REPLACED = "torch.", "triton.", "opwright.verify.", "opwright.bench."
 _OTHERS = ("uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128")
 
 
@@ -153,7 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Lets later imports of torch, `opwright.verify` and `opwright.bench` find replacements, even beside torch."""
+    """Lets later imports of torch, Triton, `opwright.verify` and `opwright.bench` find replacements, even beside torch."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already")
     sys.meta_path.insert(0, _Finder())

@@ -29,7 +29,7 @@ from opwright.package.stubs import stub_of
 
 # Of a package, what its wheel does without: tests, and the sources of what is in the library.
 _LEFT = re.compile(
-    r"(^|/)(\.[^/]+/.*|test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|triton\.py|NOTES\.md)$"
+    r"(^|/)(\.[^/]+/.*|test_[^/]*\.py|conftest\.py|__snapshots__/.*|[^/]*\.(cpp|cu|cuh|h|hpp)|NOTES\.md)$"
 )
 _TORCHS_GLIBC = (2, 28)
 _EPOCH = (1980, 1, 1, 0, 0, 0)

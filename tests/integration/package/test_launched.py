@@ -21,7 +21,7 @@ import stub  # noqa: E402
 
 pytestmark = pytest.mark.compiler
 
-OP = """
+OP = '''
 from typing import Literal
 
 import torch
@@ -50,13 +50,34 @@ def shifted_backward(grad_output, x, shift=None, *, scale=1.0, mode="plain"):
     return grad * scale, grad.reshape(-1, x.shape[-1]).sum(0) if shift is not None else None
 
 
+IN_A_STRING = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, output, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(output + at, tl.load(x + at) + 1)
+
+def plus(x, output):
+    kernel[(1,)](x, output, BLOCK=4)
+"""
+
+
+@operator("sample_ops::plus", triton=IN_A_STRING)
+def plus(x: Float[Tensor, "4"]) -> Float[Tensor, "4"]:
+    return x + 1
+
+
 @operator("sample_ops::double_")
 def double_(x: Mutates[Float[Tensor, "*batch n"]]) -> None:
     x.mul_(2)
-"""
+'''
 TRITON = """
 import triton
 import triton.language as tl
+
+from .negation import negative
 
 DTYPES = ("float32", "float64")
 calls = []
@@ -70,7 +91,7 @@ def kernel(x, shift, output, n, row_stride, column_stride, scale, HAS_SHIFT: tl.
     if HAS_SHIFT:
         y += tl.load(shift + column, mask=column < n)
     if MODE == "negative":
-        y = -y
+        y = negative(y)
     tl.store(output + row * n + column, y, mask=column < n)
 
 
@@ -89,6 +110,16 @@ def double_(x):
                     BLOCK=triton.next_power_of_2(n))
 """
 
+NEGATION = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def negative(y):
+    return tl.zeros_like(y) - y
+"""
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -97,7 +128,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "shifted").mkdir()
     (package / "shifted" / "op.py").write_text(OP)
     (package / "shifted" / "triton.py").write_text(TRITON)
-    (package / "__init__.py").write_text("from sample_ops.shifted.op import double_ as double_, shifted as shifted\n")
+    (package / "shifted" / "negation.py").write_text(NEGATION)
+    (package / "__init__.py").write_text(
+        "from sample_ops.shifted.op import double_ as double_, plus as plus, shifted as shifted\n"
+    )
     done = build(folder / "project", folder / "dist")
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = (folder / "dist").glob("*.whl")
@@ -107,12 +141,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_has_them(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         made = json.loads(archive.read("sample_ops/_opwright/provenance.json"))
-        assert "sample_ops/_opwright/launched/double_.py" in archive.namelist()
-    assert made["operators"]["sample_ops::shifted"]["launched"] == {"cuda": "double_"}
+        assert {"sample_ops/shifted/triton.py", "sample_ops/_opwright/launched/plus.py"} <= {*archive.namelist()}
+    assert made["operators"]["sample_ops::shifted"]["launched"] == {"cuda": "sample_ops.shifted.triton"}
     assert made["operators"]["sample_ops::shifted_backward"]["launched"] == {}
     audit = audit_wheel(wheel)
     assert audit.passed, audit.problems
-    assert "sample_ops::double_, sample_ops::shifted need Triton on a GPU" in " ".join(audit.remarks)
+    assert "sample_ops::double_, sample_ops::plus, sample_ops::shifted need Triton on a GPU" in " ".join(audit.remarks)
 
 
 def run(wheel: Path, folder: Path, program: str, python: Path, **settings: str) -> subprocess.CompletedProcess:
@@ -120,7 +154,7 @@ def run(wheel: Path, folder: Path, program: str, python: Path, **settings: str) 
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     provenance = folder / "sample_ops/_opwright/provenance.json"
-    provenance.write_text(provenance.read_text().replace('"cuda": "double_"', '"cpu": "double_"'))
+    provenance.write_text(provenance.read_text().replace('"cuda": "sample', '"cpu": "sample'))
     env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{Path(torch.__file__).parents[1]}", **settings}
     return subprocess.run([str(python), "-c", program], env=env, capture_output=True, text=True, timeout=300)
 
@@ -130,8 +164,9 @@ def test_they_compute(wheel: Path, tmp_path: Path) -> None:
     if not tritons:
         pytest.skip("no Triton at .venv/triton-*/bin/python")
     program = """
-import torch, sample_ops
-from sample_ops import double_, shifted
+import sys, torch, sample_ops
+from sample_ops import double_, plus, shifted
+assert torch.equal(plus(torch.ones(4)), torch.full((4,), 2.0)) and "_opwright.launched.plus" in " ".join(sys.modules)
 x, shift = torch.randn(2, 3, 5), torch.randn(5)
 for given in (x, x.double(), x.transpose(0, 1), torch.randn(4, 10)[:, ::2], x[0, 0], x[:0], x.half()):
     for other in (None, shift.to(given.dtype)):
@@ -149,7 +184,7 @@ try:
     shifted(torch.ones(2, 7))
 except RuntimeError as error:
     print(error)
-from sample_ops._opwright.launched.double_ import calls
+from sample_ops.shifted.triton import calls
 print(len(calls), {len(shape) for shape in calls})
 """
     done = run(wheel, tmp_path, program, tritons[max(tritons)], TRITON_INTERPRET="1")
@@ -162,11 +197,16 @@ print(len(calls), {len(shape) for shape in calls})
 
 def test_without_triton_the_references_run(wheel: Path, tmp_path: Path) -> None:
     program = """
+import sys
+sys.modules["triton"] = None  # torch for GPUs brings it
 import torch, sample_ops
 for _ in range(2):
     assert torch.equal(sample_ops.shifted(torch.ones(2, 3), scale=2.0), torch.full((2, 3), 2.0))
 """
     done = run(wheel, tmp_path, program, Path(sys.executable))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("RuntimeWarning: sample_ops: the kernels of `double_` cannot be imported") == 1
+    assert (
+        done.stderr.count("RuntimeWarning: sample_ops: the kernels of `sample_ops.shifted.triton` cannot be imported")
+        == 1
+    )
     assert "pip install triton" in done.stderr

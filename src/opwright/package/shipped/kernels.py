@@ -60,22 +60,23 @@ def has_every_kernel(declaration: Declaration) -> bool:
 
 def launched_by(operator: Operator, device: str) -> Launched | None:
     """Returns what Python launches an operator's kernels with; None where the library has them, or nothing does."""
-    file = _held(operator.declaration.qualified_name).get("launched", {}).get(device)
-    return None if file is None else _launcher(file)
+    module = _held(operator.declaration.qualified_name).get("launched", {}).get(device)
+    return None if module is None else _launcher(module)
 
 
 @functools.cache
-def _launcher(file: str) -> Launched | None:
-    """Imports a file of Triton kernels; warns where that fails, since the references run then."""
+def _launcher(module: str) -> Launched | None:
+    """Imports a module of Triton kernels; warns where that fails, since the references run then."""
     from opwright.dispatch import triton_file
 
     package = __name__.split("._opwright")[0]
     try:
-        return triton_file.load(f"{package}._opwright.launched.{file}")
+        return triton_file.load(module)
     except ImportError as error:
+        missing = (error.name or "").split(".")[0]
         warnings.warn(
-            f"{package}: the kernels of `{file}` cannot be imported ({error}), so PyTorch's operators run, slower. "
-            "hint: `pip install triton`",
+            f"{package}: the kernels of `{module}` cannot be imported ({error}), so the slower references run. "
+            f"hint: `pip install {missing or 'triton'}`",
             RuntimeWarning,
             stacklevel=2,
         )

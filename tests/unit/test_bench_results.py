@@ -418,3 +418,19 @@ def test_samples_are_measured_where_the_reference_refuses_other_inputs() -> None
     found = [plan.make(0).values[0] for plan in plans(parts.operator, None, None, None, None, cpu)]
     assert [(len(x), x.dtype) for x in found] == [(n, t) for t in (torch.float32, torch.bfloat16) for n in (2, 3, 4, 5)]
     assert len(one_element(parts.operator, cpu).values[0]) == 1
+
+
+@pytest.mark.parametrize(("least", "found"), [(1, 1), (3, 4), (99, None)])
+def test_the_smallest_input_is_one_that_the_reference_takes(least: int, found: int | None) -> None:
+    """As of a norm, which refuses one element; bench ended with its error after all inputs were measured."""
+
+    @opwright.operator("bench_results::spread")
+    def spread(x: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+        if len(x) < least:
+            raise ValueError("too few elements")
+        return x.max() - x.min()
+
+    smallest = one_element(spread.operator, torch.device("cpu"))
+    assert (smallest and len(smallest.values[0])) == found
+    settings = SimpleNamespace(operator=spread.operator, on_run=lambda *_: None, place=CpuBench())
+    assert bool(measure.host_times(spread, spread.operator.declaration.reference, settings)) == (found is not None)

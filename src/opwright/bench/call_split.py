@@ -81,6 +81,12 @@ def where_a_call_goes(target: Any, *, device: str | torch.device | None = None) 
     place = bench_on(where)
     with place.current(), torch.no_grad():
         case = one_element(operator, place.device)
+        if case is None:
+            raise CheckError(
+                operator.declaration.name,
+                "the reference refuses every small input that was made for it",
+                hint=f"`@{operator.declaration.name}.samples` declares an input",
+            )
         one = torch.ones(1, device=place.device)
         loops = {"nothing": _nothing, "torch.add": _loop(torch.add, (one, one))}
         keywords = [p.name for p in operator.contract.parameters if p.keyword_only]

@@ -335,12 +335,14 @@ def describe_case(case: Case) -> str:
 
 
 def host_times(call: Callable[..., Any], baseline: Callable[..., Any], settings: Settings) -> dict[str, float]:
-    """Returns the time of a call on the smallest input there is: what it costs before any work."""
+    """Returns the time of a call on the smallest input that the reference takes: what it costs before any work."""
     operator, place = settings.operator, settings.place
     if operator is None:
         return {}
     settings.on_run("opwright", "one element")
     case = one_element(operator, place.device)
+    if case is None:
+        return {}
     ours, theirs = applier(call, operator), applier(baseline, operator)
     bound = {"opwright": lambda: ours(case.values), "eager": lambda: theirs(case.values)}
     a, b = torch.ones(1, device=place.device), torch.ones(1, device=place.device)

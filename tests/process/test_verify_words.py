@@ -285,3 +285,16 @@ def test_the_numbers_of_a_small_input_are_shown() -> None:
         0
     ]
     assert not wide.numbers
+
+
+def test_a_reference_that_calls_autograd_is_told_to_write_the_derivative_out() -> None:
+    @operator("verify_words::force")
+    def force(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            return torch.autograd.grad(z.pow(4).sum(), z)[0]
+
+    said = said_of(force, checks=["outputs written"])
+    assert (
+        "operators run below autograd, which records nothing there; write the derivative out" in said["outputs written"]
+    )

@@ -58,7 +58,13 @@ def origin(error: BaseException, target: Target) -> str:
     if target.operator is None:
         return ""
     code = code_of(target.operator.declaration.reference)
-    return ", in its reference" if (code.co_filename, code.co_firstlineno) in frames_of(error) else ""
+    if (code.co_filename, code.co_firstlineno) not in frames_of(error):
+        return ""
+    return f", in its reference{_BELOW_AUTOGRAD if 'does not have a grad_fn' in str(error) else ''}"
+
+
+# PyTorch's message for `torch.autograd.grad` within an operator tells nothing of the reason.
+_BELOW_AUTOGRAD = ": operators run below autograd, which records nothing there; write the derivative out"
 
 
 def agree(

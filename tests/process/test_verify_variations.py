@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import opwright
 from opwright.errors import CheckError
+from opwright.verify.inputs.budget import Pace
 
 
 def drawn(*shape: int) -> Tensor:
@@ -201,6 +202,13 @@ def test_a_reference_that_grows_faster_than_its_input_gets_no_large_part(grows: 
     assert 1000 < max(rows) < 5000
 
 
+def test_a_case_that_takes_minutes_is_told_in_whole_seconds() -> None:
+    """It was told as `one takes up to 2.6e+02 s`."""
+    pace = Pace(0.0)
+    pace._costs, pace._skipped = [(1, 259.6)], 3
+    assert pace.tell() == "1 of 4 cases: one takes up to 260 s"
+
+
 def test_a_slow_candidate_gets_the_sample_and_what_the_time_is_enough_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
@@ -219,7 +227,7 @@ def test_a_slow_candidate_gets_the_sample_and_what_the_time_is_enough_for(monkey
 
     few = check("numerics", drawn(3, 5))
     assert few.cases == len(few.errors) == 2
-    assert re.fullmatch(r"2 of more than \d\d cases: one takes up to 6 s", few.note)
+    assert re.fullmatch(r"2 of more than \d\d cases: one takes up to 6.0 s", few.note)
     every = check("numerics", drawn(3, 5), drawn(4, 6), drawn(5, 7))
     assert [error.case for error in every.errors][:3] == [
         "f32[3, 5] (sample 0)",

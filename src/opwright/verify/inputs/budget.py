@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opwright.contract.sweep import Case
+from opwright.quantities import round_to
 from opwright.verify.oracle import few_threads, to_oracle
 from opwright.verify.rounding import OperatorWatch
 from opwright.verify.tensors import count_elements
@@ -105,7 +106,7 @@ class Pace:
             return ""
         tried, longest = len(self._costs), max(seconds for _, seconds in self._costs)
         total = f"{'more than ' if self._has_more else ''}{tried + self._skipped}"
-        return f"{tried} of {total} cases: one takes up to {longest:.2g} s"
+        return f"{tried} of {total} cases: one takes up to {round_to(longest, 2)} s"
 
 
 def _is_needed(case: Case) -> bool:

@@ -73,3 +73,27 @@ with Overflow(1e30, fill=float("nan")):
 print("torch._dynamo" in sys.modules)
 """
     assert run_python(program).stdout == "False\n"
+
+
+def test_positions_of_elements_do_not_jump_when_they_are_rounded() -> None:
+    """Moved by one rounding, `floor(x) + 1` was the index below: any result was allowed."""
+    torch.manual_seed(0)
+
+    def interpolate(v: list[torch.Tensor]) -> list[torch.Tensor]:
+        at = v[1] * (v[0].shape[0] - 2)
+        below = torch.floor(at)
+        low, high = v[0][below.long()], v[0][(below + 1).long()]
+        return [low + (high - low) * (at - below)]
+
+    grid = torch.nn.functional.grid_sample
+    for reference, values in (
+        (interpolate, [torch.randn(100), torch.rand(500)]),
+        (lambda v: [grid(*v, align_corners=False)], [torch.randn(2, 3, 9, 8), torch.rand(2, 7, 6, 2)]),
+    ):
+        (expected,) = expect(reference, values)
+        assert isinstance(expected, Expected)
+        expected = expected.after()
+        right = reference(values)[0].double()
+        assert ((right - expected.exact).abs() <= expected.allowance).all()
+        wrong = expected.exact * (1 + 1e-3)
+        assert ((wrong - expected.exact).abs() > expected.allowance).float().mean() > 0.9

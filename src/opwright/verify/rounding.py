@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from opwright import _torch
-from opwright._torch import DispatchMode, tree_map
+from opwright._torch import DispatchMode, tree_leaves, tree_map
 from opwright.verify.formulas import MATRIX_PRODUCTS, Leaving, Rounding, is_view, packets
 from opwright.verify.spatial_formulas import terms_of_convolution
 from opwright.verify.tensors import copy_of, tensors_of
@@ -72,10 +72,13 @@ class _StochasticRounding(Rounding):
             args = [*args[:at], self._move(args[at], unit_before, False), *args[at + 1 :]]
         off = self._rounding_of(args, kwargs) if kind in _DIFFERENCES else None
         result = func(*args, **kwargs)
-        if off is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
-            result = result.add_(off)
         if _is_exact(func):
             return result
+        if _makes_whole(func, args, kwargs, result, unit):
+            result.opwright_is_whole = True
+            return result
+        if off is not None and isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            result = result.add_(off)
         if _returns_argument(func):  # it rounds what it leaves
             if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
                 result.copy_(self._move(result, unit, kind in _FLUSHING))
@@ -236,6 +239,23 @@ def _returns_argument(func: Any) -> bool:
     return any(result.alias_info is not None for result in _torch.schema_of(func).returns)
 
 
+def _makes_whole(func: Any, args: Any, kwargs: Any, result: Any, unit: float) -> bool:
+    """Returns whether a result holds integers that no dtype rounds: of `floor`, or a sum or product of such.
+
+    Moved by one rounding, 3.0 is 2.9999998, and as an index 2: the result would jump to another element.
+    """
+    if func in _WHOLE:
+        return True
+    if func.overloadpacket not in _KEEPING_WHOLE:
+        return False
+    terms = tree_leaves([args, kwargs])
+    if not any(getattr(term, "opwright_is_whole", False) for term in terms):
+        return False
+    if not all(isinstance(term, int) or getattr(term, "opwright_is_whole", False) for term in terms):
+        return False
+    return bool(((result.abs() * unit <= 0.5) & (result == result.round())).all())  # it may have been written into
+
+
 def _is_exact(func: Any) -> bool:
     """Returns whether an operator does not round: a view, a constant, moved data."""
     return func.overloadpacket in _EXACT or is_view(func)
@@ -365,6 +385,8 @@ _FLUSHING = packets(
     "exp exp_ exp2 exp2_ expm1 expm1_ sigmoid sigmoid_ silu silu_ gelu mish softplus log_sigmoid_forward logaddexp "
     "erfc prod cumprod cumprod_ _softmax special_erfcx"
 )
+_WHOLE = {packet.default for packet in packets("floor floor_ ceil ceil_ trunc trunc_ round round_")}
+_KEEPING_WHOLE = packets("add sub rsub mul")
 _SCALING = packets("mul div pow")  # of two factors; a square is a power
 _LONG_PRODUCTS = packets("prod cumprod")
 _TRANSFORMS = packets("_fft_c2c _fft_r2c _fft_c2r")

@@ -6,6 +6,7 @@ import opwright_ops
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import Shaped
 from torch import Tensor
 
 import opwright
@@ -120,3 +121,21 @@ def test_one_rounding_that_a_row_shares() -> None:
     contract = f"(p: {row}, t: {row}, eps: Annotated[float, Positive] = 1e-6) -> Float[Tensor, '*b']"
     record = opwright.verify(in_one_sum, dice, contract=contract, checks=["gradient numerics"])
     assert record.passed, [(f.check, f.case, f.message) for f in record.failures]
+
+
+def test_gradients_and_special_values_of_tensors_of_any_dtype() -> None:
+    """Gradients of `Shaped` were not checked, and NaN was asked of its integers."""
+
+    @opwright.operator("verify_contracts::flip_rows")
+    def flip_rows(x: Shaped[Tensor, "*b n"]) -> Shaped[Tensor, "*b n"]:
+        return x.flip(-1)
+
+    checks = ["gradients", "gradient numerics", "boundaries"]
+    assert opwright.verify(flip_rows, checks=checks, devices=["cpu"]).passed
+
+    @flip_rows.backward
+    def flip_rows_backward(grad_output):
+        return grad_output.roll(1, -1)
+
+    failed = {f.check for f in opwright.verify(flip_rows, checks=checks, devices=["cpu"]).failures}
+    assert failed == {"gradients", "gradient numerics"}

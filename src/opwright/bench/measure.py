@@ -318,7 +318,7 @@ def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
     return (
         not contract.mutated
         and any(p.is_differentiable for p in contract.parameters)
-        and any(o.type.family.is_floating and not o.is_constant for o in contract.outputs)
+        and any(o.type.family.has_floats and not o.is_constant for o in contract.outputs)
     )
 
 

@@ -113,7 +113,7 @@ def _names_for(
     """Returns what the inputs and the outputs of a check's Jacobians are called."""
     of_inputs = target.float_names(case, target.computed)
     contract = target.operator.contract.outputs
-    of_outputs = [f"`{o.name}`" for o in contract if o.type.family.is_floating and not o.is_constant]
+    of_outputs = [f"`{o.name}`" for o in contract if o.type.family.has_floats and not o.is_constant]
     if len(of_inputs) != inputs:
         of_inputs = [f"input {i}" for i in range(inputs)]
     if len(of_outputs) != outputs:

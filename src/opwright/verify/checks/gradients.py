@@ -36,7 +36,7 @@ def need_gradient(target: Target) -> None:
     if target.operator.declaration.random:
         raise Skipped("it draws random numbers")
     if not any(p.is_differentiable for p in contract.parameters) or not any(
-        o.type.family.is_floating and not o.is_constant for o in contract.outputs
+        o.type.family.has_floats and not o.is_constant for o in contract.outputs
     ):
         raise Skipped("nothing floating-point to differentiate")
 

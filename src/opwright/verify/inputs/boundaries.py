@@ -21,7 +21,7 @@ from opwright.contract import domains
 from opwright.contract.axes import Named, Variadic
 from opwright.contract.contract import Contract, Parameter
 from opwright.contract.domains import Index
-from opwright.contract.fill import shape_of
+from opwright.contract.fill import shape_of, tensor_dtype
 from opwright.contract.sources import Source
 from opwright.contract.sweep import Case, Fill, Sweep, domain_in
 from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
@@ -308,6 +308,8 @@ def _special_cases(target: Target) -> Iterator[Case]:
     for i, (dtype, chosen) in enumerate(pairs):
         in_turn = tensors[i % len(tensors) :][:1] if tensors else []
         for parameter in tensors if target.effort == "full" or not i else in_turn:
+            if not tensor_dtype(target.contract, parameter.type, dtype).is_floating_point:
+                continue  # `Shaped` may be either
             yield from _special_in(target, maker, parameter, dtype, chosen)
 
 

@@ -139,3 +139,14 @@ def test_gradients_and_special_values_of_tensors_of_any_dtype() -> None:
 
     failed = {f.check for f in opwright.verify(flip_rows, checks=checks, devices=["cpu"]).failures}
     assert failed == {"gradients", "gradient numerics"}
+
+
+def test_an_operator_of_integers_on_tensors_of_any_dtype() -> None:
+    """Autocast was checked on its integers, as if they were floating-point."""
+
+    @opwright.operator("verify_contracts::bits_of_both")
+    def bits_of_both(x: Shaped[Tensor, "*b n"], y: Shaped[Tensor, "n"]) -> Shaped[Tensor, "*b n"]:
+        return x & y
+
+    record = opwright.verify(bits_of_both, devices=["cpu"], quick=True)
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]

@@ -303,8 +303,12 @@ def autocast(target: Target) -> Iterator[Finding]:
         floats = [
             i
             for i, p in enumerate(contract.parameters)
-            if p.is_differentiable and not p.type.family.is_single and tensors_of([case.values[i]])
+            if p.is_differentiable
+            and not p.type.family.is_single
+            and any(t.is_floating_point() for t in tensors_of([case.values[i]]))
         ]
+        if not floats:  # of `Shaped`, whose reference takes integers alone
+            raise Skipped("the reference refuses floating-point numbers")
         values = target.inputs(case)
         for i in floats:
             if contract.parameters[i].type.family == family:

@@ -389,3 +389,17 @@ def test_a_library_of_the_local_store_is_pushed(tmp_path, run_python, sources, c
     assert not (tmp_path / "remote").exists()
     run_python(program.format(f"{file!r}, '--push'"), env=env)
     assert len(list((tmp_path / "remote" / "entries").iterdir())) == count
+
+
+def test_the_build_by_the_compiler_here_is_pushed(request_, tmp_path, monkeypatch) -> None:
+    """Where the local store had builds by several compilers, that whose folder comes first by name was pushed."""
+    store, remote_ = Store(tmp_path / "local"), RemoteStore(str(tmp_path / "remote"), may_write=True)
+    for number in (1, 2, 1):
+        path = tmp_path / f"c++{number}"
+        path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo {number} || exec c++ "$@"\n')
+        path.chmod(0o755)
+        monkeypatch.setenv("OPWRIGHT_CXX", str(path))
+        entry, _ = ensure_built(request_, store)
+        compile.push(entry, request_, store, remote_)
+        with zipfile.ZipFile(tmp_path / "remote" / "entries" / f"{request_.key}.zip") as archive:
+            assert json.loads(archive.read("record.json"))["compiler"] == str(number)

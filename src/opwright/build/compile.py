@@ -68,14 +68,15 @@ def _ensure_built(request: Request, store: Store, watch: Watch) -> tuple[Entry, 
             if entry:
                 return entry, False
             entry = _build_here(request, tools, store, watch)
-            push(request, store, remote)
+            push(entry, request, store, remote)
             return entry, True
 
 
-def push(request: Request, store: Store, remote: RemoteStore) -> None:
+def push(entry: Entry, request: Request, store: Store, remote: RemoteStore) -> None:
     """Writes the build of a request to a remote store, and its parts for one backend each, which calls ask for."""
-    for key in [request.key, *(part.key for part in _parts(request))]:
-        if made := store.find(key, None):
+    remote.push(entry)
+    for part in _parts(request):
+        if made := store.find(part.key, find_tools(part, store).identity):
             remote.push(made)
 
 

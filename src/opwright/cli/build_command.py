@@ -74,7 +74,7 @@ def build_operators(
         library, is_new = made
         built, cached = built + is_new, cached + (not is_new)
         if remote is not None and not is_new:  # else the build has done so
-            _push(keys, remote)
+            _push(library, keys, remote)
         if out is not None:
             save_record(library, out)
         libraries.append(
@@ -119,13 +119,13 @@ def _remote_store() -> RemoteStore:
     return found
 
 
-def _push(keys: tuple[tuple, ...], remote: RemoteStore) -> None:
+def _push(library: Library, keys: tuple[tuple, ...], remote: RemoteStore) -> None:
     from opwright.build.compile import push
     from opwright.build.request import make_request
     from opwright.build.store import Store
     from opwright.dispatch import kernels
 
-    push(make_request(kernels.unit_of(keys[0]), [key[1] for key in keys]), Store(), remote)
+    push(library.entry, make_request(kernels.unit_of(keys[0]), [key[1] for key in keys]), Store(), remote)
 
 
 def save_record(library: Library, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from opwright import settings
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
-from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, remember, signature_of
+from opwright.backends.toolchain import INCLUDE, NATIVE, Compiler, header_folders, remember, signature_of
 from opwright.contract.sources import Source
 from opwright.errors import HostCompilerError, NoNvccError
 from opwright.processes import run_program
@@ -389,9 +389,9 @@ class CudaBackend(GpuBackend):
         """Returns the flags that link the static runtime."""
         return link_flags(tool)
 
-    def system_folders(self, tool: Nvcc) -> list[Path]:
-        """Returns the toolkit."""
-        return [tool.root]
+    def system_folders(self, tool: Nvcc, compiler: Compiler, identities: Path) -> list[Path]:
+        """Returns the toolkit, and the folders of the host compiler."""
+        return [tool.root, *header_folders(host_compiler(tool, compiler, identities), identities)]
 
     def wheel_parts(
         self, source: Source, levels: Mapping[str, Sequence[str]], architectures: Sequence[str]

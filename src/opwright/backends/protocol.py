@@ -235,7 +235,7 @@ class CompiledBackend(Backend):
         """Returns the linker's flags for a library with its kernels."""
         return []
 
-    def system_folders(self, tool: Any) -> list[Path]:
+    def system_folders(self, tool: Any, compiler: Compiler, identities: Path) -> list[Path]:
         """Returns the folders whose headers need no digests of their own."""
         return []
 

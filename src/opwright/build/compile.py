@@ -313,14 +313,17 @@ def _raise_compile_error(request: Request, failed: StepFailed) -> NoReturn:
 def _files_read(request: Request, tools: Tools, identities: Path, work: Path, watch: Watch) -> dict[str, str]:
     """Returns the digests of the files that the sources included.
 
-    It skips those of Opwright, compilers and the C library: the address of the build stands for them.
+    It skips those of Opwright, compilers and the C library: the cache key stands for them.
 
     Raises:
         FileChanged: a source or one of them changed meanwhile.
     """
     own = request.compiled_files
-    folders = [NATIVE, work.resolve(), *header_folders(tools.compiler.path, identities)]
-    folders += [folder for backend, tool in tools.own.items() for folder in backend.system_folders(tool)]
+    compiler = tools.compiler
+    folders = [NATIVE, work.resolve(), *header_folders(compiler.path, identities)]
+    folders += [
+        path for backend, tool in tools.own.items() for path in backend.system_folders(tool, compiler, identities)
+    ]
     known = tuple({f"{path}/" for folder in folders for path in (folder, folder.resolve())})
     listed = {name for path in work.glob("*.d") for name in _dependencies(path.read_text())}
     read = {(work / name).resolve() for name in listed if not name.startswith(known)}

@@ -65,6 +65,17 @@ def test_folders_of_a_compiler_are_those_that_packages_do_not_share(program: Pat
     assert header_folders(str(program), tmp_path / "identities") == tuple(map(Path, own))
 
 
+def test_folders_of_a_compiler_that_failed_once_are_asked_for_again(program: Path, tmp_path: Path) -> None:
+    """The headers of the C++ library went into every record until the compiler was updated."""
+    identities = tmp_path / "store" / "compilers"
+    text = "#include <...> search starts here:\n /usr/lib/own/include\nEnd of search list.\n"
+    program.write_text(f"#!/bin/sh\n[ -e {tmp_path}/works ] || exit 1\ncat >&2 <<'E'\n{text}E\n")
+    assert header_folders(str(program), identities) == ()
+    (tmp_path / "works").touch()
+    header_folders.cache_clear()  # the next process
+    assert header_folders(str(program), identities) == (Path("/usr/lib/own/include"),)
+
+
 def test_compilers_behind_links_to_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them counted as the first one that was asked, and for as long as the launcher stayed the same."""
     folders = {name: tmp_path / name for name in ("links", "real")}

@@ -70,9 +70,15 @@ def header_folders(compiler: str, identities: Path) -> tuple[Path, ...]:
     """
     environment = {name: value for name, value in os.environ.items() if name not in INCLUDE_VARIABLES}
     command = [compiler, "-x", "c++", "-E", "-v", os.devnull]
+
+    def ask() -> str:
+        text = run_program(command, {**environment, "LC_ALL": "C"}).stderr
+        if "End of search list" not in text:  # it may do next time, so this is not remembered
+            raise OSError
+        return text
+
     try:
-        subject = signature_of("headers", compiler)
-        text = remember(subject, identities, lambda: run_program(command, {**environment, "LC_ALL": "C"}).stderr)
+        text = remember(signature_of("headers", compiler), identities, ask)
     except OSError:
         return ()
     listed = text.partition("#include <...> search starts here:")[2].partition("End of search list")[0]

@@ -47,9 +47,10 @@ LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=no
 INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
-# Headers of the C library and the kernel, in a folder that other packages install headers into as well.
+# Headers of the C library and the kernel, in folders that other packages install headers into as well.
 _C_LIBRARY = re.compile(
-    r"/usr/include/([^/]+-linux-[^/]+/)?((asm|asm-generic|bits|gnu|linux|sys)/.*|("
+    r"/usr/include/([^/]+-linux-[^/]+/)?((asm|asm-generic|bits|gnu|linux)/.*"
+    r"|sys/(?!(acl|capability|psx_syscall|sdt|sdt-config)\.h).*|("
     r"alloca|assert|complex|ctype|dlfcn|endian|errno|fcntl|features|features-time64|fenv|float|inttypes|libintl|limits"
     r"|locale|malloc|math|memory|poll|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string"
     r"|strings|tgmath|threads|time|uchar|unistd|wchar|wctype|xlocale)\.h)"
@@ -57,7 +58,7 @@ _C_LIBRARY = re.compile(
 
 
 def is_of_c_library(header: str) -> bool:
-    """Returns whether a header belongs to the C library, which is updated along with the compiler."""
+    """Returns whether a header belongs to the C library or the kernel: their updates are assumed to fit older builds."""
     return bool(_C_LIBRARY.fullmatch(header))
 
 
@@ -132,7 +133,7 @@ def strip_launcher(words: Sequence[str]) -> list[str]:
 
 
 def signature_of(question: str, path: str) -> str | None:
-    """Returns what changes when a program answers a question anew; None where that cannot be seen.
+    """Returns a key that changes when the program may answer differently; None where that cannot be seen.
 
     A link to ccache or the like stands for the next program of its name on PATH.
     """

@@ -313,7 +313,7 @@ def _raise_compile_error(request: Request, failed: StepFailed) -> NoReturn:
 def _files_read(request: Request, tools: Tools, identities: Path, work: Path, watch: Watch) -> dict[str, str]:
     """Returns the digests of the files that the sources included.
 
-    It skips those of Opwright, compilers and the C library: the cache key stands for them.
+    It skips those of Opwright and compilers, which the cache key stands for, and of the C library, assumed to fit.
 
     Raises:
         FileChanged: a source or one of them changed meanwhile.

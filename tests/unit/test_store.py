@@ -186,6 +186,17 @@ def test_an_error_of_another_file_during_a_build_is_not_one_of_the_cache(cache: 
         (work / "absent").read_bytes()
 
 
+def test_errors_of_the_cache_behind_a_link_and_of_open_files(tmp_path: Path) -> None:
+    """The former was taken for an error of another file; the latter ended in a `TypeError`."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    store = Store(tmp_path / "link" / "store")
+    with pytest.raises(StoreError), store.work() as work:
+        (work.resolve() / "absent").read_bytes()
+    with pytest.raises(StoreError), store.work():
+        raise OSError(errno.EIO, "Input/output error", 3)
+
+
 def test_only_a_library_that_may_be_loaded_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries of all compilers were read before their records were looked at."""
     store = Store()

@@ -500,8 +500,10 @@ def _resolve(name: str, roots: Sequence[Path]) -> Path:
 
 def _store_error(root: Path, error: OSError) -> BuildError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    place = Path(os.fsdecode(error.filename or root))
-    is_elsewhere = place.is_absolute() and not (place.is_relative_to(root) or root.is_relative_to(place))
+    is_named = error.filename and not isinstance(error.filename, int)  # a file descriptor
+    place = Path(os.fsdecode(error.filename if is_named else root))
+    roots = (root, Path(os.path.realpath(root)))
+    is_elsewhere = place.is_absolute() and not any(place.is_relative_to(r) or r.is_relative_to(place) for r in roots)
     if is_elsewhere and not full:
         return BuildError(
             str(place),
@@ -511,7 +513,7 @@ def _store_error(root: Path, error: OSError) -> BuildError:
         )
     if is_elsewhere:
         return StoreError(
-            os.fsdecode(error.filename),
+            str(place),
             "the disk of temporary files is full",
             rows=[("cache", f"{root}, which has space")],
             hint="`export TMPDIR=/a/larger/disk`",
@@ -519,6 +521,6 @@ def _store_error(root: Path, error: OSError) -> BuildError:
     return StoreError(
         str(root),
         "the disk of the cache is full" if full else "the cache cannot be written",
-        rows=[("reason", error.strerror or str(error)), ("at", str(error.filename or root))],
+        rows=[("reason", error.strerror or str(error)), ("at", str(place))],
         hint="`opwright cache prune`" if full else "`export OPWRIGHT_CACHE_DIR=/path/to/another`",
     )

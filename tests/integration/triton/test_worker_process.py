@@ -119,10 +119,11 @@ def test_installed_functions_that_a_kernel_calls_are_sources(triton_pythons: Any
     package = tmp_path / "site-packages" / "shapes"
     package.mkdir(parents=True)
     jit = "import triton\nimport triton.language as tl\n{}\n@triton.jit\ndef {}(x):\n    return {}\n"
-    (package / "__init__.py").write_text("from .outer import outer\n")
+    # `inner` of the package is not the one that `outer` calls.
+    (package / "__init__.py").write_text("from .outer import outer\nfrom .unused import inner\n")
     (package / "outer.py").write_text(jit.format("from . import inner", "outer", "inner.inner(x)"))
     (package / "inner.py").write_text(jit.format("", "inner", "x + 1"))
-    (package / "unused.py").write_text("")
+    (package / "unused.py").write_text(jit.format("", "inner", "x"))
     file = _write(tmp_path / "k.py", "shapes.outer(tl.load(x))", "import shapes, shapes.unused")
     started = Worker(max(triton_pythons), tmp_path, PYTHONPATH=str(package.parent))
 

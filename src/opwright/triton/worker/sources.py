@@ -107,10 +107,11 @@ def _called_functions(jit: Any) -> Iterator[Any]:
         seen.add(id(value))
         if hasattr(value, "raw_src"):
             yield value
-            used = inspect.getclosurevars(value.fn)
+            closure = inspect.getclosurevars(value.fn)
             names = value.fn.__code__.co_names
-            waiting += [*used.nonlocals.values(), *used.globals.values()]
-            modules = [v for v in waiting if isinstance(v, ModuleType)]
+            used = [*closure.nonlocals.values(), *closure.globals.values()]
+            waiting += used
+            modules = [v for v in used if isinstance(v, ModuleType)]
             for module in modules:  # grows by the modules that are attributes of others
                 found = [getattr(module, name) for name in names if hasattr(module, name)]
                 modules += [v for v in found if isinstance(v, ModuleType) and v not in modules]

@@ -6,6 +6,7 @@ import ast
 import copy
 
 _SAYS_MORE = ("samples", "sweep", "cost", "baseline")  # decorators that leave a plain function
+_ANY = ast.Name("Any")  # the annotation of names that have none
 
 
 def stub_of(text: str, is_package: bool = False) -> str:
@@ -15,7 +16,7 @@ def stub_of(text: str, is_package: bool = False) -> str:
         is_package: it is an `__init__.py`, whose imports are there for others.
     """
     tree = ast.parse(text)
-    body = [kept for node in tree.body for kept in _kept(node)]
+    body = _unrepeated([kept for node in tree.body for kept in _kept(node)], set())
     names = {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
     if is_package:
         names |= {a.asname or a.name for part in body if isinstance(part, ast.ImportFrom) for a in part.names}
@@ -78,13 +79,31 @@ def _of_branches(branches: list[list[ast.stmt]]) -> list[ast.stmt]:
     return [*(node for node in imports if node.names), *declared]
 
 
+def _unrepeated(body: list[ast.stmt], inherited: set[str]) -> list[ast.stmt]:
+    """Returns declarations without `name: Any` of names that were declared before, or by a base in the module."""
+    names, members, left = set(inherited), dict[str, set[str]](), []
+    for node in body:
+        new = set(_names_of(node))
+        if isinstance(node, ast.AnnAssign) and node.annotation is _ANY and new <= names:
+            continue
+        if isinstance(node, ast.ClassDef):
+            bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            above = set[str]().union(*(members.get(getattr(base, "id", ""), ()) for base in bases))
+            node.body = _unrepeated(node.body, above) or [_dots()]
+            members[node.name] = above.union(*map(_names_of, node.body))
+        names |= new
+        left.append(node)
+    return left
+
+
 def _attributes(node: ast.ClassDef, declared: set[str]) -> list[ast.stmt]:
     """Returns declarations of what `__init__` assigns to `self`, unless the class has them."""
     found: dict[str, ast.stmt] = {}
     for function in node.body:
-        if not (isinstance(function, ast.FunctionDef) and function.name == "__init__" and function.args.args):
+        if not (isinstance(function, ast.FunctionDef) and function.name == "__init__"):
             continue
-        own = function.args.args[0].arg
+        arguments = [*function.args.posonlyargs, *function.args.args]
+        own = arguments[0].arg if arguments else None
         types = {part.target: part.annotation for part in ast.walk(function) if isinstance(part, ast.AnnAssign)}
         for part in ast.walk(function):
             match part:
@@ -95,7 +114,7 @@ def _attributes(node: ast.ClassDef, declared: set[str]) -> list[ast.stmt]:
 
 
 def _any(name: str, annotation: ast.expr | None = None) -> ast.stmt:
-    return ast.AnnAssign(ast.Name(name), _plain(annotation) if annotation else ast.Name("Any"), None, 1)
+    return ast.AnnAssign(ast.Name(name), _plain(annotation) if annotation else _ANY, None, 1)
 
 
 def _names_of(node: ast.stmt) -> list[str]:

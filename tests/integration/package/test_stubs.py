@@ -166,3 +166,59 @@ class Layer:
     options: dict[str, int]
 """
     )
+
+
+def test_assignments_do_not_replace_what_was_declared() -> None:
+    """`width: Any` of a subclass took the place of the type in its base; a name assigned twice was declared twice."""
+    stub = stub_of("""
+first, second = 1, 2
+first = 3
+size: int = 1
+size = 2
+class Base:
+    kind = "base"
+    def __init__(self, /, other):
+        self.width: int = 1
+        other.height = 1
+    @property
+    def depth(self) -> int:
+        return 1
+class Layer(Base):
+    kind = "layer"
+    def __init__(self):
+        self.width = self.depth = 2
+        self.height = 3
+class Inner(Layer):
+    def __init__(self):
+        self.width, self.height = 4, 5
+""")
+    assert (
+        stub
+        == """from typing import Any
+first: Any
+second: Any
+size: int = ...
+
+class Base:
+    kind: Any
+
+    def __init__(self, /, other):
+        ...
+
+    @property
+    def depth(self) -> int:
+        ...
+    width: int
+
+class Layer(Base):
+
+    def __init__(self):
+        ...
+    height: Any
+
+class Inner(Layer):
+
+    def __init__(self):
+        ...
+"""
+    )

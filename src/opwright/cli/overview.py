@@ -34,7 +34,7 @@ _WITHOUT_COMMAND = {
     "--install-completion": "Complete commands and options in this shell, or in bash, zsh or fish.",
     "--cmake-dir": "Print the folder for CMake: cmake -Dopwright_DIR=FOLDER.",
 }
-# docs/reference/commands.md says for each command when it ends with which.
+# docs/reference/commands.md lists the exit codes of each command.
 EXIT_CODES = {
     0: "The command did its work and found nothing wrong.",
     1: "It found something wrong, such as a failed check.",

@@ -153,12 +153,15 @@ def test_exit_codes_are_in_the_help(command) -> None:
     """The help of a verb had its first sentence alone."""
     page = Path(__file__).parents[2].joinpath("docs/reference/commands.md").read_text()
     assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(code) for code in EXIT_CODES]
-    rows = re.findall(r"^\| `([a-z ]+?)(?: FILE)?` \| (.*) \| (.*) \| ?(.*)\|$", page, re.MULTILINE)
-    for name, *cells in rows:
+    rows = re.findall(r"^\| `([a-z ]+?)(?: FILE)?` \|(.*)\|(.*)\|(.*)\|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    for name in {name for name, *_ in rows}:
         text = " ".join(command(*name.split(), "--help").stdout.split())
         told = text.partition("Exit code ")[2].partition(" Examples:")[0]
-        for code, cell in zip("15", cells[::2], strict=True):
-            assert not cell.strip() or f"{code}:" in told, (name, code)
+        for i, code in enumerate("125", 1):
+            is_listed = any(row[i].strip() for row in rows if row[0] == name)
+            # Few say when they end with 2: all do so where the command line is wrong.
+            assert is_listed if f"{code}:" in told else code == "2" or not is_listed, (name, code)
 
 
 @pytest.mark.parametrize(

@@ -467,6 +467,7 @@ def describe_exit(code: int) -> str:
     return f"crashed the process: {name} ({signal.strsignal(-code)}){why}"
 
 
+_MEMINFO = Path("/proc/meminfo")
 # A control group's limit and use, and the parts of that use which the kernel takes back when memory runs short.
 _GROUPS = Path("/sys/fs/cgroup")
 _VERSIONS = (
@@ -478,7 +479,7 @@ _VERSIONS = (
 def free_memory() -> int:
     """Returns how many bytes could be allocated: of the machine, or of the control group if that is less."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/meminfo") as f:
+    with contextlib.suppress(OSError, ValueError, StopIteration), open(_MEMINFO) as f:
         free = next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))
     for folder, limit, used, cached in _VERSIONS:
         group = _GROUPS / folder

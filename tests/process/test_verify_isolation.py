@@ -532,10 +532,12 @@ def test_files_that_a_control_group_caches_take_no_memory(monkeypatch, tmp_path,
     (group / f"memory.{limit}").write_text(f"{2500 * 2**20}\n")
     (group / f"memory.{used}").write_text(f"{2200 * 2**20}\n")
     (group / "memory.stat").write_text("".join(f"{name} {mb * 2**20}\n" for name, mb in cached.items()))
+    (tmp_path / "meminfo").write_text(f"MemTotal: 9000000 kB\nMemAvailable: {4000 * 2**10} kB\n")
+    monkeypatch.setattr(isolation, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(isolation, "_GROUPS", tmp_path)
     assert isolation.free_memory() == 1300 * 2**20
     (group / f"memory.{limit}").write_text("max\n")
-    assert isolation.free_memory() > 1300 * 2**20
+    assert isolation.free_memory() == 4000 * 2**20
 
 
 def test_what_came_before_an_error_is_not_lost() -> None:

@@ -45,6 +45,8 @@ def test_a_command_that_begins_with_another_program_is_not_a_compiler(
         ("math.h", True),
         ("x86_64-linux-gnu/bits/math-vector.h", True),
         ("linux/limits.h", True),
+        ("syscall.h", True),
+        ("x86_64-linux-gnu/python3.11/pyconfig.h", True),
         ("x86_64-linux-gnu/sys/types.h", True),
         ("sys/acl.h", False),
         ("sys/capability.h", False),

@@ -47,18 +47,20 @@ LINK_FLAGS = ("-shared", "-Wl,--no-as-needed", "-Wl,-z,defs", "-Wl,--build-id=no
 INCLUDE_VARIABLES = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 
 
-# Headers of the C library and the kernel, in folders that other packages install headers into as well.
+# Headers of the C library, the kernel and Python, in folders that other packages install headers into as well.
 _C_LIBRARY = re.compile(
-    r"/usr/include/([^/]+-linux-[^/]+/)?((asm|asm-generic|bits|gnu|linux)/.*"
+    r"/usr/include/([^/]+-linux-[^/]+/)?((arpa|asm|asm-generic|bits|gnu|linux|net|netinet|python3\.\d+t?)/.*"
     r"|sys/(?!(acl|capability|psx_syscall|sdt|sdt-config)\.h).*|("
-    r"alloca|assert|complex|ctype|dlfcn|endian|errno|fcntl|features|features-time64|fenv|float|inttypes|libintl|limits"
-    r"|locale|malloc|math|memory|poll|pthread|sched|semaphore|setjmp|signal|stdc-predef|stdint|stdio|stdlib|string"
-    r"|strings|tgmath|threads|time|uchar|unistd|wchar|wctype|xlocale)\.h)"
+    r"aio|alloca|argp|assert|byteswap|complex|ctype|dirent|dlfcn|elf|endian|err|errno|error|execinfo|fcntl|features"
+    r"|features-time64|fenv|float|fnmatch|ftw|getopt|glob|grp|iconv|inttypes|langinfo|libgen|libintl|limits|link"
+    r"|locale|malloc|math|memory|mntent|mqueue|netdb|obstack|poll|printf|pthread|pwd|regex|resolv|sched|search"
+    r"|semaphore|setjmp|signal|spawn|stdc-predef|stdint|stdio|stdio_ext|stdlib|string|strings|syscall|syslog|termios"
+    r"|tgmath|threads|time|uchar|ucontext|unistd|utime|wait|wchar|wctype|wordexp|xlocale)\.h)"
 )
 
 
 def is_of_c_library(header: str) -> bool:
-    """Returns whether a header belongs to the C library or the kernel: their updates are assumed to fit older builds."""
+    """Returns whether a header belongs to the C library, the kernel or Python: their updates are assumed to fit older builds."""
     return bool(_C_LIBRARY.fullmatch(header))
 
 

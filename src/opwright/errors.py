@@ -329,8 +329,8 @@ class DeviceFaultError(KernelError):
 class OutOfBoundsError(KernelError, IndexError):
     """An operator was given an index outside of its dimension.
 
-    It was found by `opwright::check_index` in the kernel, by PyTorch in the reference, or by another check in the kernel
-    where the reference raises an IndexError for the same arguments. The message names the index or the arguments.
+    It was found by `opwright::check_index` in the kernel, by PyTorch in the reference, or by another check in the
+    kernel where the reference raises an IndexError for the same arguments. The message names the index or the arguments.
     """
 
     code = "OPW213"

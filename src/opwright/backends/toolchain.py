@@ -60,7 +60,10 @@ _C_LIBRARY = re.compile(
 
 
 def is_of_c_library(header: str) -> bool:
-    """Returns whether a header belongs to the C library, the kernel or Python: their updates are assumed to fit older builds."""
+    """Returns whether a header belongs to the C library, the kernel or Python.
+
+    Updates of those are assumed to fit older builds.
+    """
     return bool(_C_LIBRARY.fullmatch(header))
 
 

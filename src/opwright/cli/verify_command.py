@@ -45,7 +45,8 @@ def verify_operators(
 ) -> int:
     """Check whether the operators of TARGET are right.
 
-    Exit code 1: a check failed, or a kernel does not compile; 5: nothing failed, but no case of some operator was decided.
+    Exit code 1: a check failed, or a kernel does not compile; 5: nothing failed, but no case of some operator was
+    decided.
 
     Args:
         check: Run only this check; may be repeated. The checks: outputs written, determinism, numerics, fresh data,

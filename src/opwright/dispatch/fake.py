@@ -19,23 +19,21 @@ def fake_kernel(arguments: Arguments) -> Callable[..., Any]:
         bindings = arguments.bind(arguments.normalize(*args, **kwargs))
         for axis in contract.data_dependent:
             bindings.sizes[axis] = torch.library.get_ctx().new_dynamic_size()
-        return empty_outputs(contract, bindings)
+        return pack(empty_outputs(contract, bindings))
 
     return fake
 
 
-def empty_outputs(contract: Contract, bindings: Bindings) -> Any:
-    """Returns outputs without data for a call with these bindings."""
-    return pack(
-        [
-            torch.empty(
-                contract.output_shape(output, bindings),
-                dtype=contract.output_dtype(output, bindings),
-                device=bindings.device,
-            )
-            for output in contract.outputs
-        ]
-    )
+def empty_outputs(contract: Contract, bindings: Bindings) -> list[torch.Tensor]:
+    """Returns outputs for a call with these bindings, not yet written."""
+    return [
+        torch.empty(
+            contract.output_shape(output, bindings),
+            dtype=contract.output_dtype(output, bindings),
+            device=bindings.device,
+        )
+        for output in contract.outputs
+    ]
 
 
 def pack(outputs: Sequence[Any]) -> Any:

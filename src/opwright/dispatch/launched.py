@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from opwright.contract.declaration import Declaration
-from opwright.dispatch.fake import pack
+from opwright.dispatch.fake import empty_outputs, pack
 
 
 class Launched:
@@ -40,14 +38,7 @@ def launch(
     family = contract.scalar_family
     if family is not None and launched.backend.find_refusal(contract, bindings.dtypes[family.name]):
         return run_reference(values)
-    outputs = [
-        torch.empty(
-            contract.output_shape(output, bindings),
-            dtype=contract.output_dtype(output, bindings),
-            device=bindings.device,
-        )
-        for output in contract.outputs
-    ]
+    outputs = empty_outputs(contract, bindings)
     present = [
         t for t, output in zip(outputs, contract.outputs, strict=True) if output.gradient_of not in bindings.absent
     ]

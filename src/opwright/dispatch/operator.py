@@ -215,7 +215,7 @@ def _install_backward(forward: Operator, reference: Callable[..., Any], local_na
 
 
 def _body_of(frame: FrameType) -> CodeType | None:
-    """Returns the code of the module that declares an operator, itself or by a function that it calls; None for others."""
+    """Returns the code of the module that declares an operator, itself or by calling a function, or None."""
     return next((at.f_code for at in (frame, frame.f_back) if at and at.f_code.co_name == "<module>"), None)
 
 

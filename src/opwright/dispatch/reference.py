@@ -51,7 +51,7 @@ class Reference:
         if key is None or key not in self._checked:
             bindings = self._arguments.bind(values)
             if bindings.device == _META and not self._contract.data_dependent:
-                return empty_outputs(self._contract, bindings)
+                return pack(empty_outputs(self._contract, bindings))
             if key is not None:
                 if len(self._checked) >= MAX_CHECKED:
                     self._checked = set()

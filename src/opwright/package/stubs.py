@@ -97,7 +97,7 @@ def _unrepeated(body: list[ast.stmt], inherited: set[str]) -> list[ast.stmt]:
 
 
 def _attributes(node: ast.ClassDef, declared: set[str]) -> list[ast.stmt]:
-    """Returns declarations of what `__init__` assigns to `self`, unless the class has them."""
+    """Returns a declaration of each attribute that `__init__` assigns and that the class does not declare."""
     found: dict[str, ast.stmt] = {}
     for function in node.body:
         if not (isinstance(function, ast.FunctionDef) and function.name == "__init__"):

@@ -1,8 +1,8 @@
 """Replaces torch, Triton, `opwright.verify` and `opwright.bench` while the operators of a package are collected.
 
-A wheel can thus be built without torch and Triton. Declarations need dtypes and the class Tensor. For everything else that a
-module takes from these when it is imported, such as a base class, a constant or a decorator, it gets `Anything`: an
-object that has any attribute and can be called.
+A wheel can thus be built without torch and Triton. Declarations need dtypes and the class Tensor. For everything else
+that a module takes from these when it is imported, such as a base class, a constant or a decorator, it gets
+`Anything`: an object that has any attribute and can be called.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Lets later imports of torch, Triton, `opwright.verify` and `opwright.bench` find replacements, even beside torch."""
+    """Lets later imports of what is replaced find the replacements, even beside torch."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already")
     sys.meta_path.insert(0, _Finder())

@@ -9,11 +9,13 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 import opwright
 from opwright.errors import CheckError
 from opwright.verify.inputs.budget import Pace
+from opwright.verify.target import make_target
 
 
 def drawn(*shape: int) -> Tensor:
@@ -200,6 +202,22 @@ def test_a_reference_that_grows_faster_than_its_input_gets_no_large_part(grows: 
     record = opwright.verify(reference, reference=reference, samples=[(drawn(4),)], checks=["numerics"], isolated=False)
     assert record.passed, record.failures
     assert 1000 < max(rows) < 5000
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 2e-5])
+def test_a_slow_reference_gets_one_large_input(ns, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A loop in Python over 48 thousand elements takes a second, and each dtype had a dozen inputs of that size."""
+    now = [0.0]
+    monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
+
+    @opwright.operator(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        now[0] += seconds * x.numel()
+        return x * 2
+
+    sizes = [case.values[0].numel() for _, case in make_target(twice, None, None).cases()]
+    large = sum(size > 20_000 for size in sizes if size % 16_411)
+    assert large == 1 if seconds > 1e-6 else large > 10
 
 
 def test_a_case_that_takes_minutes_is_told_in_whole_seconds() -> None:

@@ -96,6 +96,7 @@ class Sweep:
 
     Attributes:
         short: the axes that aligned cases do not make long.
+        share: how many elements large cases have, of those that are usual: fewer where the reference is slow.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Sweep:
         self.forward = forward
         self.effort = effort
         self.short: frozenset[str] = frozenset()
+        self.share = 1.0
         self.names = _axis_names(contract)
         self.variadics = [
             axis.name for p in contract.tensors for axis in p.type.axes if isinstance(axis, Variadic) and axis.name
@@ -141,16 +143,18 @@ class Sweep:
         except ZeroDivisionError:
             return False
 
-    def large_sizes(self, options: Mapping[str, Any] | None = None) -> tuple[dict[str, int], tuple[int, ...]]:
-        """Returns sizes for large cases: enough elements for all threads, and not many more."""
-        sizes = self.base_sizes(_LARGE, options)
+    def large_sizes(
+        self, options: Mapping[str, Any] | None = None, share: float | None = None
+    ) -> tuple[dict[str, int], tuple[int, ...]]:
+        """Returns sizes for large cases: enough elements for all threads, and not many more; or a share of them."""
+        sizes, most = self.base_sizes(_LARGE, options), int(_MOST_ELEMENTS * (share or self.share))
         free = self.long_axes()
-        batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], _MOST_ELEMENTS // _LARGE_BATCH[0] // 2 * 2 - 1)
+        batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], most // _LARGE_BATCH[0] // 2 * 2 - 1)
 
         def elements() -> int:
             return max(math.prod(shape_of(p.type, sizes, batch)) for p in self.contract.tensors)
 
-        while elements() > _MOST_ELEMENTS and any(sizes[name] > 3 for name in free):
+        while elements() > most and any(sizes[name] > 3 for name in free):
             widest = max(free, key=sizes.__getitem__)
             sizes[widest] = sizes[widest] // 2 | 1
         return sizes, batch
@@ -165,7 +169,7 @@ class Sweep:
         """Returns sizes that are multiples of every vector width, for more than 64k elements."""
         sizes, rows = self.base_sizes(_ALIGNED, options), 8
         free = self.long_axes()
-        least = _ALIGNED_ELEMENTS * (16 if self.effort == "full" else 1)
+        least = _ALIGNED_ELEMENTS * self.share * (16 if self.effort == "full" else 1)
 
         def elements() -> int:
             return max(math.prod(shape_of(p.type, sizes, (rows,))) for p in self.contract.tensors)
@@ -208,7 +212,8 @@ class Sweep:
                 yield self.make(f"values around {scale:g}", dtype, large, rows, options, scale=scale)
             yield from self._special_cases(dtype, large, rows, options, is_whole)
             if is_full or turn % len(dtypes) == 0 or (not number and dtype == dtypes[-1]):
-                yield self.make("large", dtype, large, large_batch, options)
+                whole = self.large_sizes(options, share=1.0) if is_main and not number else (large, large_batch)
+                yield self.make("large", dtype, *whole, options)
             if is_full or not (number or self._every_value_of):
                 yield self.make("aligned", dtype, aligned, aligned_batch, options)
             if self._every_value_of and (is_full or not number):

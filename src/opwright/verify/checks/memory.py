@@ -17,6 +17,7 @@ from opwright.contract.sweep import Case
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import gpu_peak, wait_for
+from opwright.verify.inputs.sweep import share_of
 from opwright.verify.inputs.variations import enlarge
 from opwright.verify.target import Target
 from opwright.verify.tensors import storage_bytes, tensors_of
@@ -50,7 +51,7 @@ def memory(target: Target) -> Iterator[Finding]:
         raise Skipped("this system does not tell the peak of a process's memory")
     case, made = _large_case(target)
     if made < _MIN_BYTES:
-        raise Skipped("no input whose outputs are large enough to see")
+        raise Skipped("no input has large outputs and a quick reference")
     with torch.no_grad():
         given = sum(storage_bytes(t).numel() for t in tensors_of(case.values))
         of_reference: list[int] = []
@@ -93,7 +94,7 @@ def _large_case(target: Target) -> tuple[Case | None, int]:
             sizes, batch = sweep.aligned_sizes()
             options = sweep.option_sets()[0]
             found = sweep.make("memory", dtype, sizes, batch, options)
-            if not target.accepts(found):
+            if share_of(sweep, target.reference, target.inputs) < 1 or not target.accepts(found):
                 return None, 0
             made = size_of(found)
             for _ in range(4):  # where the outputs are smaller than the inputs

@@ -21,6 +21,7 @@ _FULL_SEEDS = 3
 _ROWS = 5
 # Of a long axis: the largest tensor that the reference makes, and its time for an eighth of that axis.
 _MAX_ELEMENTS, _LONG_SECONDS = 2**22, 0.01
+_LARGE_SECONDS, _SHARES = 0.1, (1.0, 1 / 8, 1 / 64)  # of a large case, and how large it is made to keep to them
 
 
 def sweep_cases(
@@ -48,8 +49,9 @@ def sweep_cases(
         return not is_too_large(reference, parts, _MAX_ELEMENTS, is_slow)
 
     long = [axis for axis in sweeps[0].long_axes() if may_be_long(axis)]
+    share = share_of(sweeps[0], reference, inputs)
     for sweep in sweeps:
-        sweep.short = frozenset(sweep.long_axes()) - set(long)
+        sweep.short, sweep.share = frozenset(sweep.long_axes()) - set(long), share
     for dtype in dtypes:
         for sweep in sweeps:
             for case in sweep.cases(dtype):
@@ -60,6 +62,20 @@ def sweep_cases(
                     yield dtype, case
             for axis in long:
                 yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
+
+
+def share_of(sweep: Sweep, reference: Callable[[Sequence[Any]], Any], inputs: Callable[[Case], Sequence[Any]]) -> float:
+    """Returns how large the large cases of a sweep can be: less than 1 where the reference loops in Python, say."""
+    dtype, options = sweep.contract.scalar_dtypes[0], sweep.option_sets()[0]
+
+    def is_slow(share: float) -> bool:
+        case = sweep.make("large", dtype, *sweep.large_sizes(share=share), options)
+        try:
+            return takes_longer(reference, lambda: inputs(case), _LARGE_SECONDS)
+        except Exception:  # whatever a reference may raise to refuse
+            return False
+
+    return next((share for share in _SHARES if not is_slow(share)), _SHARES[-1])
 
 
 def _far_and_zero(sweep: Sweep, dtype: torch.dtype | None) -> Iterator[Case]:

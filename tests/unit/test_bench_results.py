@@ -16,7 +16,7 @@ import opwright
 from opwright.bench import api, environment, measure, roofline
 from opwright.bench.api import BenchRecord
 from opwright.bench.roofline import CpuBench, measure_limits_again
-from opwright.bench.workload import Workload, one_element, plans
+from opwright.bench.workload import Workload, most_elements, one_element, plans
 from opwright.contract.cost import Cost
 from opwright.errors import CheckError, NotVerifiedError
 from opwright.records import Conditions, Limits, Timing
@@ -418,6 +418,28 @@ def test_samples_are_measured_where_the_reference_refuses_other_inputs() -> None
     found = [plan.make(0).values[0] for plan in plans(parts.operator, None, None, None, None, cpu)]
     assert [(len(x), x.dtype) for x in found] == [(n, t) for t in (torch.float32, torch.bfloat16) for n in (2, 3, 4, 5)]
     assert len(one_element(parts.operator, cpu).values[0]) == 1
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(1e-9, 2**23), (1e-6, 2**17), (1e-3, 2**11)])
+def test_inputs_are_as_large_as_a_slow_reference_allows(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
+) -> None:
+    """One that loops in Python took minutes on 8 million elements, and nothing was measured."""
+    now = [0.0]
+    for clock in ("perf_counter", "process_time"):
+        monkeypatch.setattr(f"opwright.bench.workload.{clock}", lambda: now[0])
+
+    @opwright.operator("bench_results::slow")
+    def slow(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+        now[0] += seconds * x.numel()
+        return x * 2
+
+    cpu = torch.device("cpu")
+    found = most_elements(slow.operator, slow.operator.declaration.reference, cpu)
+    assert found == most
+    sizes = [plan.axes["elements"] for plan in plans(slow.operator, None, None, None, [torch.float32], cpu, found)]
+    assert max(sizes) <= most
+    assert sizes == sorted(set(sizes))
 
 
 @pytest.mark.parametrize(("least", "found"), [(1, 1), (3, 4), (99, None)])

@@ -17,7 +17,7 @@ from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import DIRECTIONS, all_tensors, plans
+from opwright.bench.workload import DIRECTIONS, MAX_ELEMENTS, all_tensors, most_elements, plans
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
@@ -135,11 +135,14 @@ def bench(
     where = choose_device(name, operator, samples, device)
     place = bench_on(where)
     # An axis that is not there is said at once.
-    planned = plans(operator, samples, sweep, options, dtypes, place.device)
+    baseline = (operator._baseline or operator.declaration.reference) if operator else reference
+    most = MAX_ELEMENTS
+    if operator is not None and samples is None and not operator._sweep:
+        most = most_elements(operator, baseline, place.device)
+    planned = plans(operator, samples, sweep, options, dtypes, place.device, most)
     on_run("", "verify")
     checked = refuse_unverified(target, reference, samples, where, verified, timeout_s)
     call = operator.function if operator else target
-    baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     truth = operator.declaration.reference if operator else reference
     code = getattr(target, "__code__", None)
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
@@ -187,6 +190,10 @@ def bench(
         remark = operator.gradient.describe()
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
     pairs = zip(measured, record.measurements, strict=True)
+    if most < MAX_ELEMENTS:
+        record.notes.append(
+            f"inputs have at most {most:,} elements, since a call of eager takes long; `--axis` chooses other sizes"
+        )
     record.notes += dict.fromkeys(each.tell_unknown_bytes() for each, m in pairs if m.roof_share is None)
     record.warnings = [*([busy] if busy else []), *_warn(record)]
     if not checked.passed:

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
 from opwright.errors import CheckError, plural
 from opwright.verify.compare import compare
+from opwright.verify.devices import wait_for
 from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
 from opwright.verify.tensors import copy_of
@@ -31,7 +33,9 @@ from opwright.verify.tensors import copy_of
 _USUAL_DTYPES = (torch.float32, torch.bfloat16)
 _STAR = "*"  # the axes of `*name`, among those of a sweep
 _MAX_SAMPLES = 4  # of each dtype
-_MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
+MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
+_SIZES = tuple(1 << k for k in (11, 14, 17, 20, 23))  # elements to try
+_MAX_EAGER_SECONDS = 0.5  # for a call of what stands as "eager"
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,19 @@ def plans(
     options: Mapping[str, Any] | None,
     dtypes: Sequence[torch.dtype] | None,
     device: torch.device,
+    most: int = MAX_ELEMENTS,
 ) -> list[Plan]:
-    """Returns what is to be measured, smallest first within a dtype."""
+    """Returns what is to be measured, smallest first within a dtype.
+
+    Args:
+        most: elements of the largest tensor of a call, where no sizes are given.
+    """
     if operator is None:
         given = map(split_sample, samples() if callable(samples) else samples)
         return [_plan_of(Case(f"sample {i}", (args, kwargs), kwargs), None) for i, (args, kwargs) in enumerate(given)]
     if samples is not None:
         return [_plan_of(case, device) for case in declared_cases(operator.contract, samples)]
-    found = list(_sweep_plans(operator, sweep, options, dtypes, device))
+    found = list(_sweep_plans(operator, sweep, options, dtypes, device, most))
     is_free = not (sweep or options or operator._sweep)
     if operator._samples is not None and is_free and not _is_taken(operator, found[0].make(0)):
         return _declared_plans(operator, dtypes, device) or found
@@ -113,6 +122,7 @@ def _sweep_plans(
     options: Mapping[str, Any] | None,
     dtypes: Sequence[torch.dtype] | None,
     device: torch.device,
+    most: int,
 ) -> Iterator[Plan]:
     contract = _read_contract(operator)
     maker = DeviceSweep(contract, device)
@@ -120,7 +130,7 @@ def _sweep_plans(
     wanted = _dtypes_in(operator, family, dtypes)
     usual = maker.option_sets()[0]
     given: list[dict[str, Sequence[Any]]] = []
-    usual_axes = [_read_axes(contract, maker, axes) for axes in operator._sweep] or [_default_sweep(maker)]
+    usual_axes = [_read_axes(contract, maker, axes) for axes in operator._sweep] or [_default_sweep(maker, most)]
     asked = _read_axes(contract, maker, sweep or {})
     for declared in usual_axes:
         axes = declared | asked
@@ -255,15 +265,44 @@ class DeviceSweep(Sweep):
         return lay_out(fill, shape, "contiguous")
 
 
-def _default_sweep(maker: Sweep) -> dict[str, list[Any]]:
+def most_elements(operator: Operator, baseline: Callable[..., Any], device: torch.device) -> int:
+    """Returns how large the inputs may be for a call of the baseline, which may loop in Python, to be quick."""
+    maker, eager = DeviceSweep(_read_contract(operator), device), caller(operator.contract, baseline)
+    (dtype, *_), options = operator.contract.scalar_dtypes, maker.option_sets()[0]
+
+    def seconds_of(case: Case) -> float:
+        values = copy_of(case.values)
+        started = perf_counter(), process_time()
+        eager(values)
+        wait_for(device)
+        return min(perf_counter() - started[0], process_time() - started[1])  # other work slows the first clock only
+
+    with torch.no_grad():
+        for most, larger in itertools.pairwise(_SIZES):
+            axes = {_STAR: [()], **_default_sweep(maker, most)}
+            batch, sizes = axes.pop(_STAR)[-1], {name: values[-1] for name, values in axes.items()}
+            try:
+                case = maker.make("bench", dtype, maker.base_sizes() | sizes, batch, options)
+                taken = min(seconds_of(case) for _ in range(2))  # the first call may load something
+            except Exception:  # whatever a reference may raise to refuse
+                break
+            if taken * larger / most > _MAX_EAGER_SECONDS:
+                return most
+            if taken * (MAX_ELEMENTS / most) ** 1.5 < _MAX_EAGER_SECONDS:  # as the product of square matrices grows
+                break
+    return MAX_ELEMENTS
+
+
+def _default_sweep(maker: Sweep, most: int) -> dict[str, list[Any]]:
     """Returns sizes that make the largest tensor as large as that of the other operators, whatever its axes are."""
     free = maker.long_axes()
     if maker.variadics and not free:
-        return {_STAR: [(4096,), (65536,), (1 << 20,), (_MAX_ELEMENTS,)]}
-    rows = [(4,), (64,), (512,), (4096,)] if maker.variadics else [()]
+        return {_STAR: [(most >> k,) for k in (11, 7, 3, 0)]}
+    rows = [(max(each * most // MAX_ELEMENTS, 1),) for each in (4, 64, 512, 4096)] if maker.variadics else [()]
+    rows = list(dict.fromkeys(rows))
     sizes = maker.base_sizes() | dict.fromkeys(free, 1024)
     types = _with_known_size([each.type for each in (*maker.contract.tensors, *maker.contract.outputs)], sizes)
-    while max(math.prod(shape_of(t, sizes, rows[-1])) for t in types) > _MAX_ELEMENTS:
+    while max(math.prod(shape_of(t, sizes, rows[-1])) for t in types) > most:
         widest = max(free, key=sizes.__getitem__)
         if sizes[widest] == 1:
             break

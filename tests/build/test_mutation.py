@@ -211,3 +211,21 @@ def test_autocast_follows_a_list_that_is_written(ns):
     with torch.autocast("cpu", torch.bfloat16):
         add_each(tensors, torch.ones(2))
     assert tensors[0].tolist() == [2.0, 2.0]
+
+
+def test_an_argument_named_result_is_known_to_be_written(ns):
+    """Autograd did not notice the write, and the gradient of an earlier call was wrong."""
+
+    @operator(f"{ns}::add_to", cpu=HEAD + """
+    template <typename T> void add_to(View<T, 1> result, View<const T, 1> y) {
+      for (int64_t i = 0; i < y.size(0); ++i) result(i) += y(i);
+    }
+    OPWRIGHT_KERNEL(add_to, float)""")  # fmt: skip
+    def add_to(result: Mutates[Float[Tensor, "n"]], y: Float[Tensor, "n"]) -> None:
+        result += y
+
+    x, w = torch.ones(2), torch.ones(2, requires_grad=True)
+    loss = (w * x).sum()
+    add_to(x, torch.ones(2))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

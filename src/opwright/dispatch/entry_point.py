@@ -47,6 +47,10 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
         registration,
         bump_versions,
         contract.result_type,
+        any,  # an argument may have such a name
+        list,
+        map,
+        type,
     ]
     given += [{choice: i for i, choice in enumerate(p.choices)} for p in contract.parameters if p.kind == "choice"]
     make = compiled(declaration.qualified_name, entry_point_source(contract), declaration.module)
@@ -61,7 +65,7 @@ def entry_point(declaration: Declaration, registration: Registration) -> Callabl
 _NAMES = (
     "_plain", "_is_traced", "_is_compiling", "_dispatch_modes", "_function_modes", "_transforms", "_any_autocast",
     "_tracing_state", "_is_key_included", "_python_dispatcher", "_forward_ad", "_is_grad_enabled", "_is_inference",
-    "_kernel", "_direct", "_registration", "_bump_versions", "_Result",
+    "_kernel", "_direct", "_registration", "_bump_versions", "_Result", "_any", "_list", "_map", "_type",
 )  # fmt: skip
 
 
@@ -116,15 +120,15 @@ def entry_point_source(contract: Contract) -> str:
         f"            or {_torch.FORWARD_MODE_TEST})):",
         "        try:",
         f"            if {wants}:",
-        f"                result = {current}.gradient.record(_call_kernel, {values})",
+        f"                _made = {current}.gradient.record(_call_kernel, {values})",
         "            else:",
-        f"                result = _registration.run({kernel_values})",
+        f"                _made = _registration.run({kernel_values})",
         *(f"        {line}" for line in explained),
     ]
     if contract.mutated:
         lines.append(f"        _bump_versions(({''.join(p.name + ', ' for p in contract.mutated)}))")
     lines += [
-        f"        return {shown.format('result')}",
+        f"        return {shown.format('_made')}",
         f"    return {shown.format(f'{current}.call_general(({values},))')}",
     ]
     head = f"def make({', '.join([*_NAMES, *(f'_{name}_code' for name in choices)])}):\n"
@@ -134,12 +138,12 @@ def entry_point_source(contract: Contract) -> str:
 def _requires_gradient(parameter: Parameter) -> str:
     name = parameter.name
     if parameter.kind == "tensors":
-        return f"any(_each.requires_grad for _each in {name})"
+        return f"_any(_each.requires_grad for _each in {name})"
     return f"({name} is not None and {name}.requires_grad)" if parameter.optional else f"{name}.requires_grad"
 
 
 def _is_plain(parameter: Parameter) -> str:
     if parameter.kind == "tensors":
-        return f"type({parameter.name}) is list and _plain.issuperset(map(type, {parameter.name}))"
-    test = f"type({parameter.name}) in _plain"
+        return f"_type({parameter.name}) is _list and _plain.issuperset(_map(_type, {parameter.name}))"
+    test = f"_type({parameter.name}) in _plain"
     return f"({parameter.name} is None or {test})" if parameter.optional else test

@@ -72,8 +72,8 @@ def recorder(
     contract = declaration.contract
     lists = [p for p in contract.parameters if p.kind == "tensors"]
     plain = [p for p in contract.parameters if p.kind != "tensors"]
-    counts = [f"_{p.name}_count" for p in lists]
-    # Names of arguments never start with an underscore, so the function's own do.
+    counts = [f"_count_{p.name}" for p in lists]
+    # Names of arguments and outputs never start with an underscore, so the function's own do, builtins among them.
     parameters = ["_compute", *(p.name for p in plain), *counts, *(["*_flat"] if lists else [])]
     forward, backward = (
         _forward_lines(contract, saved, lists, plain, counts, backward_contract is None),
@@ -88,7 +88,7 @@ def recorder(
         ]
     )
     namespace: dict[str, Any] = {
-        "torch": torch,
+        **{f"_{each.__name__}": each for each in (torch, enumerate, len, list, tuple, zip)},
         "_are_transforms_active": _torch.are_transforms_active,
         "_unwrap_dead": _torch.unwrap_dead,
         "_reference_gradient": derived.compute,
@@ -113,6 +113,11 @@ def recorder(
     return record
 
 
+def _local(output: str) -> str:
+    """Returns the variable of an output, in the functions of the node."""
+    return f"_out_{output}"
+
+
 def _kept(contract: Contract, saved: Saved) -> dict[str, bool]:
     """Returns which arguments the node keeps for the backward, by name."""
     return contract.name_arguments(saved.inputs)
@@ -122,7 +127,7 @@ def _saved(contract: Contract, saved: Saved, lists: list[Parameter], plain: list
     """Returns the names of what is saved, and whether lists follow behind."""
     kept = _kept(contract, saved)
     tensors = [p.name for p in plain if p.is_tensor and (kept[p.name] or saved.derived)]
-    outputs = [f"_{contract.outputs[i].name}" for i in saved.outputs]
+    outputs = [_local(contract.outputs[i].name) for i in saved.outputs]
     return [*tensors, *outputs], any(kept[p.name] for p in lists)
 
 
@@ -136,8 +141,8 @@ def _forward_lines(
 ) -> list[str]:
     kept = _kept(contract, saved)
     call = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in contract.parameters)
-    fixed = [f"_{o.name}" for o in contract.outputs if o.is_constant]
-    integral = [f"_{o.name}" for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
+    fixed = [_local(o.name) for o in contract.outputs if o.is_constant]
+    integral = [_local(o.name) for o in contract.outputs if not o.type.family.is_floating and not o.is_constant]
     constants = [p.name for p in plain if not p.is_tensor]
     lines: list[str] = []
     may_lack = (is_derived or bool(saved.derived)) and len(contract.outputs) > 1
@@ -146,12 +151,13 @@ def _forward_lines(
         lines.append("_ctx.set_materialize_grads(False)")
     for i, (p, count) in enumerate(zip(lists, counts, strict=True)):
         before = " + ".join(counts[:i]) or "0"
-        lines.append(f"{p.name} = list(_flat[{before}:{before} + {count}])")
+        lines.append(f"{p.name} = _list(_flat[{before}:{before} + {count}])")
     lines.append(f"_result = _compute({call})")
     if contract.outputs:
-        lines.append(f"{', '.join(f'_{o.name}' for o in contract.outputs)} = _result")
+        lines.append(f"{', '.join(_local(o.name) for o in contract.outputs)} = _result")
     if may_lack and not is_derived:  # the declared backward gets zeros
-        kinds = (f"(_{o.name}.shape, _{o.name}.dtype, _{o.name}.device)" for o in contract.outputs)
+        made = [_local(o.name) for o in contract.outputs]
+        kinds = (f"({name}.shape, {name}.dtype, {name}.device)" for name in made)
         lines.append(f"_ctx.outputs = ({', '.join(kinds)})")
     names, _ = _saved(contract, saved, lists, plain)
     if saved.derived:
@@ -202,32 +208,31 @@ def _backward_lines(
         return [*lines, f"return _reference_gradient(({values},), _gradients, _ctx.needs_input_grad)"]
     # The gradients come in the order of the floating-point tensors among the arguments.
     if saved.computed_again:
-        lines.append("if torch.is_grad_enabled():")
+        lines.append("if _torch.is_grad_enabled():")
         lines.append(f"    _outputs = _compute_again(({values},))")
-        lines += [f"    _{contract.outputs[i].name} = _outputs[{i}]" for i in saved.computed_again]
+        lines += [f"    {_local(contract.outputs[i].name)} = _outputs[{i}]" for i in saved.computed_again]
     given = "_gradients"
     if saved.derived and len(contract.outputs) > 1:
         given = "_filled"
         lines.append("_filled = [")
-        lines.append("    torch.zeros(_shape, dtype=_dtype, device=_device) if _gradient is None else _gradient")
-        lines.append("    for _gradient, (_shape, _dtype, _device) in zip(_gradients, _ctx.outputs)")
+        lines.append("    _torch.zeros(_shape, dtype=_dtype, device=_device) if _gradient is None else _gradient")
+        lines.append("    for _gradient, (_shape, _dtype, _device) in _zip(_gradients, _ctx.outputs)")
         lines.append("]")
     known = {f"grad_{o.name}": f"{given}[{i}]" for i, o in enumerate(contract.outputs)}
-    known |= {o.name: f"_{o.name}" for o in contract.outputs} | {p.name: p.name for p in contract.parameters}
+    known |= {o.name: _local(o.name) for o in contract.outputs} | {p.name: p.name for p in contract.parameters}
     arguments = ", ".join(f"{p.name}={known[p.name]}" for p in declared.parameters)
-    found = [f"_{o.name}" for o in declared.outputs]
+    found = [_local(o.name) for o in declared.outputs]
     lines.append(f"{', '.join(found)} = _backward({arguments})")
     gradients = {
-        o.name.removeprefix("grad_"): f"_{o.name} if {o.gradient_of} is not None else None"
-        if o.gradient_of
-        else f"_{o.name}"
+        o.name.removeprefix("grad_"): _local(o.name)
+        + (f" if {o.gradient_of} is not None else None" if o.gradient_of else "")
         for o in declared.outputs
     }
     gradients |= {name: gradients[first] for first, *others in shared for name in others}
     if saved.derived:
-        lines.append("_asked = enumerate(_ctx.needs_input_grad)")
-        lines.append(f"_needed = tuple(is_asked and i in {saved.derived} for i, is_asked in _asked)")
-        lines.append("_derived = [None] * len(_needed)")
+        lines.append("_asked = _enumerate(_ctx.needs_input_grad)")
+        lines.append(f"_needed = _tuple(is_asked and i in {saved.derived} for i, is_asked in _asked)")
+        lines.append("_derived = [None] * _len(_needed)")
         lines.append(f"if {saved.asks}:")
         lines.append(f"    _derived = _reference_gradient(({values},), _gradients, _needed)")
         gradients |= {plain[at - 1].name: f"_derived[{at}]" for at in saved.derived}

@@ -89,6 +89,7 @@ class Gradient:
 
         For operators that draw random numbers: calling the reference again would draw others.
         """
+        self._arguments.bind(values)
         return self._reference.compute(values)
 
     def _record_reference(self, compute: Callable[..., Any], *values: Any) -> Any:
@@ -153,6 +154,7 @@ def autograd_kernel(
         below = keyset & _torch.KEYS_AFTER_AUTOGRAD
         if _has_tangent(values):
             # Forward-mode: the reference is differentiated as the composition of operators it is.
+            arguments.bind(values)
             return reference.compute(values)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in(values)):
             if mutates:

@@ -70,6 +70,7 @@ def vmap_kernel(
                 # Still batched: every operator of the reference applies its own rule.
                 if has_region(declaration, values):
                     return compute_without_autocast(cast_for_region(declaration, values), interpreter)
+                arguments.bind(values)
                 return reference.compute(values)
             except Exception:  # whatever PyTorch raises where it has no rule
                 if declaration.random or contract.mutated or not interpreter.batch_size():

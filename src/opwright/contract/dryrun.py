@@ -199,10 +199,15 @@ def _refusal_of(
         return "sizes that are not its own"
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=declaration.random):
-            declaration.reference(**values)
+            _call_reference(declaration, values)
     except Exception as error:  # whatever a reference may raise
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return ""
+
+
+def _call_reference(declaration: Declaration, values: Mapping[str, Any]) -> Any:
+    args, kwargs = declaration.contract.split_arguments([values[p.name] for p in declaration.contract.parameters])
+    return declaration.reference(*args, **kwargs)
 
 
 def _only_equal(declaration: Declaration, tried: Mapping[str, Any], refusal: str) -> ReferenceError:
@@ -247,7 +252,7 @@ def _run(declaration: Declaration, values: dict[str, Any]) -> tuple[tuple[Any] |
     watch = _Watch(declaration, inputs)
     try:
         with watch:
-            return (declaration.reference(**values),), watch
+            return (_call_reference(declaration, values),), watch
     except (RandomnessError, UndeclaredMutationError):
         raise
     except Exception:  # whatever a reference may raise at sizes or on tensors that are not its own

@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+
 from opwright.errors import AxisError
 
 
@@ -49,6 +51,8 @@ class Anonymous(NamedTuple):
 
 @functools.cache
 def _tree_of(text: str) -> ast.expr:
+    if text.isidentifier():  # also a keyword of Python, such as `in`
+        return ast.Name(text)
     return ast.parse(text, mode="eval").body
 
 
@@ -118,7 +122,19 @@ _OPERATORS: dict[type[ast.operator], tuple[Callable[[Any, Any], Any], str]] = {
     ast.FloorDiv: (operator.floordiv, "floor_divide"),
     ast.Mod: (operator.mod, "floor_modulo"),
 }
-_CALLS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
+
+
+def _pick(choose: Callable[..., Any], symbolic: str, *sizes: Any) -> Any:
+    """Returns the smallest or the largest size; one that torch.compile traces is not compared, which would fix it."""
+    if all(type(size) is int for size in sizes):
+        return choose(sizes)
+    return functools.reduce(getattr(torch, symbolic), sizes)
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "min": functools.partial(_pick, min, "sym_min"),
+    "max": functools.partial(_pick, max, "sym_max"),
+}
 
 
 def _evaluate(node: ast.expr, sizes: Mapping[str, Any]) -> Any:

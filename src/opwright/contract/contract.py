@@ -456,13 +456,27 @@ class _Binder:
 
     def _check_outputs(self) -> None:
         for output in self.contract.outputs:
-            for axis in () if output.gradient_of in self.found.absent else output.type.axes:
+            if output.gradient_of in self.found.absent:
+                continue
+            self._require_known(output)
+            for axis in output.type.axes:
                 names = axis.names if isinstance(axis, Computed) else (axis.name,) if isinstance(axis, Named) else ()
                 if not names or not self.found.sizes.keys() >= set(names):
                     continue
                 size = self._evaluate(Computed(str(axis)))
                 if isinstance(size, int) and not 0 <= size < 1 << 63:
                     raise self._no_size(f"`{output.name}` would have {axis} = {size} elements along an axis", names)
+
+    def _require_known(self, output: Output) -> None:
+        try:
+            self.contract.output_shape(output, self.found)
+            self.contract.output_dtype(output, self.found)
+        except ZeroDivisionError:
+            pass  # another check tells it
+        except KeyError as unknown:
+            if (name := unknown.args[0]) not in self.contract.data_dependent:
+                rule = f"`{output.name}`: `{name}` is not known, since every tensor that has it is absent"
+                raise ShapeError(self.contract.subject, rule, hint="give one of them") from None
 
     def _evaluate(self, axis: Computed) -> Any:
         try:

@@ -107,14 +107,32 @@ def _read_parameter(parameter: inspect.Parameter, subject: str) -> Parameter:
     common = {"default": default, "keyword_only": parameter.kind is parameter.KEYWORD_ONLY}
     read = _read_annotation(annotation, name, subject)
     _check_default(read, default, name, subject)
+    if default is not MISSING and default is not None and type(default) not in _PLAIN:  # of an enumeration, or NumPy's
+        plain = {"int": int, "float": float}.get(read["kind"])
+        common["default"] = plain(default) if plain else next(each for each in read["choices"] if each == default)
     return Parameter(name=name, **read, **common)
 
 
+_PLAIN = (bool, int, float, str)
+
+
+def _aliased(annotation: Any) -> Any:
+    """Returns what a `type X = ...` stands for; anything else as it is."""
+    while type(annotation).__name__ == "TypeAliasType":
+        annotation = annotation.__value__
+    return annotation
+
+
 def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]:
+    annotation = _aliased(annotation)
     if get_origin(annotation) is Annotated:
         inner, *marks = get_args(annotation)
         read = _read_annotation(inner, name, subject)
         if _MUTATED in marks:
+            if not read.get("type"):
+                raise AnnotationError(
+                    subject, f"`{name}`: only tensors can be written into", hint=f"`{name}: {_text(inner)}`"
+                )
             read["mutated"] = True
         domain = _read_domain(marks, read, name, subject)
         return {**read, "domain": domain} if domain else read
@@ -221,6 +239,7 @@ def read_outputs(
         AnnotationError: it is missing or something else.
         AxisError: the axes of a tensor cannot be read.
     """
+    annotation = _aliased(annotation)
     if annotation is MISSING:
         raise AnnotationError(
             subject,
@@ -235,8 +254,20 @@ def read_outputs(
             names = {"globalns": inspect.unwrap(function).__globals__, "localns": dict(local_names)}
         with _refuse_unreadable(function, subject):
             hints = typing.get_type_hints(annotation, **names)
+        bare = next((name for name in annotation._fields if name not in hints), None)
+        if bare is not None:
+            raise AnnotationError(
+                subject,
+                f"`{annotation.__name__}`: its field `{bare}` has no annotation",
+                hint=f'`class {annotation.__name__}(NamedTuple):` with `{bare}: Float[Tensor, "..."]`',
+            )
         return tuple(Output(name, _read_output(hints[name], name, subject)) for name in annotation._fields)
     if get_origin(annotation) is tuple:
+        if len(get_args(annotation)) == 1:
+            item = _text(get_args(annotation)[0])
+            raise AnnotationError(
+                subject, "the result is a tuple of one tensor", hint=f"`-> {item}`: the tensor itself"
+            )
         return tuple(
             Output(f"output{i}", _read_output(item, f"output{i}", subject))
             for i, item in enumerate(get_args(annotation))
@@ -245,6 +276,7 @@ def read_outputs(
 
 
 def _read_output(annotation: Any, name: str, subject: str) -> TensorType:
+    annotation = _aliased(annotation)
     arguments = get_args(annotation)
     if get_origin(annotation) is list or annotation is ...:
         item = _text(arguments[0]) if _is_tensor(*arguments[:1]) else 'Float[Tensor, "..."]'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
@@ -113,10 +114,10 @@ def declare(
             f"invalid operator name `{qualified_name}`; expected `namespace::name`",
             hint=f'`@operator("my_ops::{reference.__name__}")`',
         )
-    if subject in CPP_KEYWORDS or subject == "main":
+    if subject in CPP_KEYWORDS or keyword.iskeyword(subject) or subject == "main":
         raise DeclarationError(
             subject,
-            f"C++ uses the name `{subject}`, so an operator cannot have it: its kernel is a function of that name",
+            f"{'Python' if keyword.iskeyword(subject) else 'C++'} uses the name `{subject}`, so an operator cannot have it: a function gets its name",
             hint=f'`@operator("{namespace}::{subject}_op")`',
         )
     if namespace in PYTORCH_NAMESPACES:
@@ -132,6 +133,9 @@ def declare(
             f"there is no autocast policy {autocast!r}",
             rows=[("expected", " | ".join(map(repr, AUTOCAST_POLICIES)) + " | None")],
         )
+    for option, names in (("data_dependent", data_dependent), ("non_differentiable", non_differentiable)):
+        if isinstance(names, str):
+            raise DeclarationError(subject, f"`{option}` takes a list of names", hint=f'`{option}=["{names}"]`')
     check_precision(precision, subject)
     contract = read_contract(
         reference,
@@ -402,6 +406,17 @@ def _check_contract(contract: Contract) -> None:
                 hint=f'`x: Float[Tensor, "{unknown[0]} ..."]` names an axis; `Range(0, 9)` has fixed ends',
             )
     inputs = [parameter.name for parameter in contract.parameters]
+    of_outputs = {name for output in contract.outputs for axis in output.type.axes for name in _names_in(axis)}
+    for name in contract.data_dependent:
+        if name not in of_outputs - set(named):
+            what, new = (
+                ("an axis of an input", f"{name}_found") if name in named else ("not an axis of an output", name)
+            )
+            raise AxisError(
+                subject,
+                f"`data_dependent` names `{name}`, which is {what}",
+                hint=f'`data_dependent=["{new}"]`, and `-> Float[Tensor, "{new} ..."]` for the axis that varies',
+            )
     for output in contract.outputs:
         if output.name in inputs:
             raise AnnotationError(
@@ -427,10 +442,7 @@ def _check_contract(contract: Contract) -> None:
                 elif isinstance(axis, Variadic):
                     hint = f'annotate an input with it, as in `x: Float[Tensor, "{missing[0]} n"]`'
                 else:
-                    used = {
-                        name for output in contract.outputs for axis in output.type.axes for name in _names_in(axis)
-                    }
-                    unused = [name for name in named if name not in used]
+                    unused = [name for name in named if name not in of_outputs]
                     hint = f"did you mean `{unused[0]}`? Else " if len(unused) == 1 else ""
                     hint += (
                         f"take it as an argument `{missing[0]}: int`, or, if only the data know it, "

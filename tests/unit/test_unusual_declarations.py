@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import math
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
-from opwright.errors import AnnotationError, AxisError, DeclarationError, ReferenceError, ShapeError
+from opwright.errors import AnnotationError, AxisError, DeclarationError, NameTakenError, ReferenceError, ShapeError
 
 
 class Taken(NamedTuple):
@@ -242,3 +243,40 @@ def test_infinite_defaults_are_still_refused(ns) -> None:
 
     with pytest.raises(AnnotationError, match="does not fit"):
         opwright.operator(f"{ns}::scaled")(scaled)
+
+
+FACTORIES = """
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from opwright import operator
+
+def make(captured):
+    @operator("{ns}::made")
+    def made(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return captured(x) if callable(captured) else x * captured
+    return made
+
+def make_both(first, second):
+    return make(first), make(second)
+
+make_both({first}, {second})
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        ("2", "3", True),
+        ("2", "2", False),
+        ("torch.relu", "torch.tanh", True),
+        ("torch.relu", "torch.relu", False),
+        ("lambda x: x + 1", "lambda x: x + 2", True),
+        ("lambda x: x + 1", "lambda x: x + 1", False),
+    ],
+)
+def test_a_factory_that_declares_one_name_with_two_values(ns, first: str, second: str, is_refused: bool) -> None:
+    """The first operator computed what the second does, where the values are functions, or a function calls twice."""
+    source = compile(FACTORIES.format(ns=ns, first=first, second=second), "factories.py", "exec")
+    with pytest.raises(NameTakenError, match="another `captured`") if is_refused else contextlib.nullcontext():
+        exec(source, {"__name__": "factories"})

@@ -11,13 +11,12 @@ import inspect
 import linecache
 import re
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import torch
 
 from opwright.contract.declaration import Declaration, code_of
-from opwright.dispatch.registry import captured
+from opwright.dispatch.registry import captured, listing
 
 _MARK = __name__  # of this copy of the runtime: each wheel brings its own
 _SUFFIX = re.compile(rf" {re.escape(_MARK)}-[0-9a-f]{{64}}")
@@ -36,13 +35,5 @@ def _text_of(reference: Callable[..., Any], file: str) -> str:
     """Returns a digest of the file that declares an operator, or of its code where no file is left."""
     linecache.checkcache(file)
     names = getattr(inspect.unwrap(reference), "__globals__", None)
-    text = "".join(linecache.getlines(file, names)) or _listing(code_of(reference))
+    text = "".join(linecache.getlines(file, names)) or listing(code_of(reference))
     return hashlib.sha256(f"{text}{captured(reference)}".encode()).hexdigest()
-
-
-def _listing(code: CodeType) -> str:
-    constants = [
-        _listing(v) if isinstance(v, CodeType) else sorted(map(repr, v)) if isinstance(v, frozenset) else v
-        for v in code.co_consts
-    ]
-    return repr((code.co_code, code.co_names, constants))

@@ -215,8 +215,16 @@ def _install_backward(forward: Operator, reference: Callable[..., Any], local_na
 
 
 def _body_of(frame: FrameType) -> CodeType | None:
-    """Returns the code of the module that declares an operator, itself or by calling a function, or None."""
-    return next((at.f_code for at in (frame, frame.f_back) if at and at.f_code.co_name == "<module>"), None)
+    """Returns the code of the module that declares an operator while it is run, or None.
+
+    That is the module of the function itself, or the one that has called this function directly. Farther up is the
+    program that runs: a test may declare again what another test has declared.
+    """
+    callers, at = [], frame
+    while at is not None and (at.f_globals is frame.f_globals or at is frame.f_back):
+        callers.append(at.f_code)
+        at = at.f_back
+    return next((code for code in callers if code.co_name == "<module>"), None)
 
 
 def _attach(new: Operator) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -64,24 +65,46 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
             hint=f'`@operator("{declaration.namespace}::{name if name != before.name else f"{name}_2"}")`',
         )
     old, new = captured(before.reference), captured(declaration.reference)
-    for variable, value in old.items():
-        if repr(new.get(variable, value)) != repr(value):
+    for variable, text in old.items():
+        if new.get(variable, text) != text:
+            name = f"{variable}.__name__" if text.startswith(_FUNCTION) else variable
             raise NameTakenError(
                 declaration.name,
                 f"it is declared again with another `{variable}`, and both functions would use the second value",
-                rows=[("first", repr(value)), ("second", repr(new[variable]))],
-                hint=f'a name for each, as in `@operator(f"{own}_{{{variable}}}")`, or an argument `{variable}`',
+                rows=[("first", text.partition("\n")[0]), ("second", new[variable].partition("\n")[0])],
+                hint=f'a name for each, as in `@operator(f"{own}_{{{name}}}")`, or an argument `{variable}`',
             )
 
 
-def captured(reference: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the numbers, strings, dtypes and tuples of them that a reference takes from the functions around it."""
+def captured(reference: Callable[..., Any]) -> dict[str, str]:
+    """Returns, as text, what a reference takes from the functions around it: plain values, and functions."""
     function, found = inspect.unwrap(reference), {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it has no value yet, such as the operator itself
-            if _is_plain(cell.cell_contents):
-                found[name] = cell.cell_contents
+            if text := _text_of(cell.cell_contents):
+                found[name] = text
     return found
+
+
+_FUNCTION = "the function "
+
+
+def _text_of(value: Any) -> str:
+    if _is_plain(value):
+        return repr(value)
+    name = getattr(value, "__qualname__", "")
+    code = getattr(inspect.unwrap(value), "__code__", None) if name else None
+    text = f"{_FUNCTION}{name}" if name else ""
+    return text if code is None else f"{text}\n{listing(code)}"
+
+
+def listing(code: CodeType) -> str:
+    """Returns what the code of a function does, as text that is the same in every process."""
+    constants = [
+        listing(v) if isinstance(v, CodeType) else sorted(map(repr, v)) if isinstance(v, frozenset) else v
+        for v in code.co_consts
+    ]
+    return repr((code.co_code, code.co_names, constants))
 
 
 def _is_plain(value: Any) -> bool:

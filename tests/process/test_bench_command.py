@@ -55,6 +55,8 @@ def test_axes_are_sizes_shapes_and_values() -> None:
     assert parse_axis("n=1024,4096") == ("n", [1024, 4096])
     assert parse_axis("batch=512,8x128") == ("batch", [512, (8, 128)])
     assert parse_axis("approximate=tanh,none") == ("approximate", ["tanh", "none"])
+    dim, values = parse_axis("dim=-1,0.5")
+    assert (dim, values, type(values[0])) == ("dim", [-1, 0.5], int)
     assert parse_axis("bias=-") == ("bias", [None])
     assert parse_axis("flag=true,false") == ("flag", [True, False])
     assert parse_axis("eps=1e-5") == ("eps", [1e-5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -246,10 +247,10 @@ def _parse_value(text: str) -> Any:
     if all(part.isdigit() for part in parts):
         sizes = tuple(map(int, parts))
         return sizes[0] if len(sizes) == 1 else sizes
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def parse_devices(text: str | None) -> list[str]:

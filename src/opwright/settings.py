@@ -42,6 +42,7 @@ def named(name: str) -> str:
 def check() -> None:
     """Refuses wrong values of settings, even if nothing is to be built."""
     architectures()
+    cxxflags()
     jobs()
     without()
     if "OPWRIGHT_CXX" in _flags:  # the variable may stand in the way of verbs that need no compiler
@@ -77,8 +78,21 @@ def cxx() -> str | None:
 
 
 def cxxflags() -> tuple[str, ...]:
-    """Returns the user's additional compiler flags."""
-    return tuple(shlex.split(os.environ.get("OPWRIGHT_CXXFLAGS", "")))
+    """Returns the user's additional compiler flags.
+
+    Raises:
+        SettingError: they are not words as a shell reads them.
+    """
+    text = os.environ.get("OPWRIGHT_CXXFLAGS", "")
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:  # a quotation that is not closed
+        raise SettingError(
+            named("OPWRIGHT_CXXFLAGS"),
+            f"cannot be read: {error}",
+            rows=[("got", repr(text))],
+            hint="close what `'` or `\"` opens",
+        ) from None
 
 
 def jobs() -> int:

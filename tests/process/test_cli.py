@@ -344,6 +344,9 @@ def test_verify_exit_codes(command, tmp_path: Path) -> None:
     none = command("verify", "good.py", "--only", "no such case", "--check", "numerics")
     assert none.returncode == 5
     assert "contains 'no such case'" in none.stderr
+    unwritable = command("verify", "good.py", "--out", "good.py/records")
+    assert unwritable.returncode == 2
+    assert unwritable.stdout == ""  # before any check
     record = json.loads((tmp_path / "records" / "thrice.verify.json").read_text())
     assert record["name"] == "cli::thrice"
     assert record["failures"] == []
@@ -468,6 +471,7 @@ def test_bad_settings(command, tmp_path: Path) -> None:
         ("", "OPWRIGHT_JOBS", "many", "`OPWRIGHT_JOBS=2`"),
         ("", "OPWRIGHT_WITHOUT", "nonsense", "'compile_commands' | 'pch'"),
         ("", "OPWRIGHT_ARCH", "9x", "`OPWRIGHT_ARCH=90`"),
+        ("", "OPWRIGHT_CXXFLAGS", '-g "-Dx', "close what"),
         ("--jobs 0", "--jobs", "0", "`--jobs=2`"),
         ("--jobs=-3", "--jobs", "-3", "`--jobs=2`"),
         ("--arch 9x", "--arch", "9x", "`--arch=90` or `--arch=80,90a`"),

@@ -71,6 +71,7 @@ def verify_operators(
     # Processes side by side have more threads than there are cores. One that waits for others is to sleep, where by
     # default it spins for milliseconds. What PyTorch computes with reads this once, when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    from opwright.records.files import make_folder
     from opwright.target import find_operators
     from opwright.verify.runner import try_out
     from opwright.verify.tasks import find_tasks
@@ -79,6 +80,8 @@ def verify_operators(
         raise CheckError("--timeout", "must be a finite number, above 0", rows=[("got", f"{timeout:g}")])
     if level and wheel is None:
         raise CheckError("--level", "`--level` chooses among the kernels of a wheel", hint="`--wheel FILE`")
+    if out is not None:
+        make_folder(out)  # now, and not when all is verified
     how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
     tasks = find_tasks(target, candidate)
     if tasks:

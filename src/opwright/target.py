@@ -7,9 +7,11 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import pkgutil
 import sys
 import traceback
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,8 +44,9 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
         for operator in registry.operators.values()
         if operator.declaration.file in files or operator.declaration.module == module
     ]
-    if not found:  # those of modules that it imports
-        found = [operator for qualified, operator in registry.operators.items() if qualified not in before]
+    if not found:  # those of modules that it imports, or that it names where they were imported before
+        named = {id(getattr(value, "operator", None)) for value in vars(sys.modules[module]).values()}
+        found = [o for qualified, o in registry.operators.items() if qualified not in before or id(o) in named]
     if not with_backward:
         found = [operator for operator in found if operator.declaration.forward is None]
     if not found and (frozen := _frozen_package(module)):
@@ -106,7 +109,8 @@ def _import_target_file(place: str) -> str:
         if str(root) not in sys.path:
             sys.path.insert(0, str(root))
         return _import_module(name)
-    name = f"opwright_target_{path.stem}"
+    # Files of one name in several folders are several modules.
+    name = f"opwright_target_{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
     sys.path.insert(0, str(path.parent))
     with _explain_failed_import(place):
         import_file(name, path)

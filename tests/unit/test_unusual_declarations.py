@@ -201,9 +201,24 @@ def written_number(x: opwright.Mutates[Float[Tensor, "n"]], k: opwright.Mutates[
     x.add_(k)
 
 
+def dictionary(x: Float[Tensor, "n"]) -> dict[str, Float[Tensor, "n"]]:
+    return {"x": x}
+
+
+def maybe(x: Float[Tensor, "n"], flag: bool | None = None) -> Float[Tensor, "n"]:
+    return x * 1
+
+
+def either(x: Float[Tensor, "n"] | Int64[Tensor, "n"]) -> Float[Tensor, "n"]:
+    return x * 1.0
+
+
 @pytest.mark.parametrize(
     ("reference", "error", "text"),
     [
+        (dictionary, AnnotationError, r"cannot be returned[^`]*`Float\[Tensor"),
+        (maybe, AnnotationError, 'Literal."none", "true", "false".'),
+        (either, AnnotationError, r"`x: Shaped\[Tensor"),
         (one_in_a_tuple, AnnotationError, "a tuple of one tensor"),
         (bare_fields, AnnotationError, "its field `a` has no annotation"),
         (written_number, AnnotationError, "`k`: only tensors can be written into"),

@@ -157,8 +157,8 @@ def _read_annotation(annotation: Any, name: str, subject: str) -> dict[str, Any]
                 rows=[("got", _text(annotation))],
                 hint="an empty list"
                 if read["kind"] == "tensors"
-                else _choices_of(name, ("none", *read["choices"]))
-                if read["kind"] == "choice"
+                else _choices_of(name, ("none", *(read.get("choices") or ("true", "false"))))
+                if read["kind"] in ("bool", "choice")
                 else f"give `{name}` a default that means 'none', such as -1",
             )
         return {**read, "optional": True}
@@ -286,6 +286,8 @@ def _read_output(annotation: Any, name: str, subject: str) -> TensorType:
         hint = f'`{family}[Tensor, ""]`, a tensor without axes'
     elif type(None) in arguments:
         hint = "a result is always there: an empty tensor can stand for none"
+    elif getattr(annotation, "dtype", None) is None and getattr(annotation, "__name__", "") != "Tensor":
+        hint = '`Float[Tensor, "..."]`, a tuple or a NamedTuple of them, or None'
     else:
         return read_tensor_type(annotation, name, subject)
     got = [("got", "..." if annotation is ... else _text(annotation))]
@@ -356,6 +358,8 @@ def _instead_of(annotation: Any, name: str) -> str:
         return _choices_of(name, (str(choice.value) for choice in annotation))
     if set(get_args(annotation)) == {int, float}:
         return f"`{name}: float`, which takes whole numbers too"
+    if len(get_args(annotation)) > 1 and all(map(_is_tensor, get_args(annotation))):
+        return f'`{name}: Shaped[Tensor, "{get_args(annotation)[0].dim_str}"]` for any dtype, `Real` for all but bool'
     if annotation is str:
         return f'`{name}: Literal["a", "b"]`, with its choices'
     return f'`{name}: Float[Tensor, "..."]`, or int, float, bool, Literal["a", "b"]'

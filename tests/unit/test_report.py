@@ -381,7 +381,7 @@ def test_the_page_says_what_its_words_mean(tmp_path):
         "the geometric mean, forward and backward apart",
         "as a share of the copy bandwidth measured on this machine",
         "the share may pass 100 %, so tables give none",
-        "Host time of a call on one element: opwright 3.10 µs, eager 6.28 µs.",
+        "Host time of the smallest call: opwright 3.10 µs, eager 6.28 µs.",
     ):
         assert words in source
     assert "(p75 − p25) / 2 / median" not in source

@@ -25,7 +25,7 @@ def print_bench(record: BenchRecord, *, details: bool = False) -> None:
         print(f"skipped: {each}")
     host = ", ".join(f"{name} {us:.2f} us" for name, us in record.host_us.items())
     if host:
-        print(f"host time of a call on one element: {host}")
+        print(f"host time of the smallest call: {host}")
     conditions = tell_conditions(record)
     if conditions:
         print(f"measured {conditions}")

@@ -61,7 +61,7 @@ def patch(model: nn.Module) -> Patch:
     """Replaces each nn.RMSNorm, nn.LayerNorm and nn.LSTM of a model, in place.
 
     Parameters, their names and optimizers stay as they are. Modules of derived classes, which may compute something
-    else, are not touched.
+    else, are left. A parametrization or FSDP2 makes such a class of a module, so call `patch` before.
 
     Returns:
         What was replaced, and what was left and why; its `undo()` puts everything back.
@@ -78,6 +78,8 @@ def patch(model: nn.Module) -> Patch:
             done._undo[name] = partial(_put_back_class, module, changed[module])
         elif kind is nn.LSTM:
             _replace_lstm(model, name, module, made, done)
+        elif isinstance(module, (*_CLASSES, nn.LSTM)) and not isinstance(module, tuple(_CLASSES.values())):
+            done.left[name] = f"its class, `{kind.__name__}`, is a derived one, and may compute something else"
     return done
 
 

@@ -72,9 +72,16 @@ def test_what_is_left() -> None:
 
     hooked = nn.LSTM(3, 3)
     hooked.register_forward_hook(lambda *_: None)
-    model = nn.ModuleDict({"own": Own(3), "hooked": hooked})
+    parametrized = parametrizations.weight_norm(nn.LSTM(3, 3), "weight_hh_l0")
+    model = nn.ModuleDict({"own": Own(3), "hooked": hooked, "parametrized": parametrized, "ours": LayerNorm(3)})
     done = opwright_ops.patch(model)
-    assert str(done) == "replaced nothing\nleft `hooked`: it has hooks, which would not be called"
+    assert (
+        str(done)
+        == """replaced nothing
+left `own`: its class, `Own`, is a derived one, and may compute something else
+left `hooked`: it has hooks, which would not be called
+left `parametrized`: its class, `ParametrizedLSTM`, is a derived one, and may compute something else"""
+    )
     assert type(model["own"]) is Own
     renaming, buffered, wrapped = nn.LSTM(3, 3), nn.LSTM(3, 3), nn.LSTM(3, 3)
     wrapped.forward = lambda x: (x, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -82,6 +84,8 @@ def _prepare(name: str, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple
             "`half = cos.shape[-1] // 2`; `cos[..., ::2], sin[..., ::2]` for `interleaved=True`",
             subject=name,
         )
+    if not torch.compiler.is_compiling() and cos.shape[-2] != q.shape[-2]:
+        _refuse_times(name, q, cos)
     if cos.element_size() == 2:
         cos, sin = cos.float(), sin.float()
     batch = q.shape[:-3]
@@ -109,3 +113,17 @@ def _check_ranks(name: str, q: Tensor, cos: Tensor) -> None:
         refuse(ValueError, "q", "must be [*batch, heads, time, dim]", ("got", shown(q)), subject=name)
     if cos.ndim < 2:
         refuse(ValueError, "cos", "must be [time, half] at its end", ("got", shown(cos)), subject=name)
+
+
+def _refuse_times(name: str, q: Tensor, cos: Tensor) -> NoReturn:
+    time, found = q.shape[-2], cos.shape[-2]
+    if q.shape[-3] == found:
+        hint = (
+            "`q` and `k` are [*batch, heads, time, dim]; `q.transpose(-3, -2)` makes that of [*batch, time, heads, dim]"
+        )
+    elif found > time:
+        hint = f"`cos[..., :{time}, :], sin[..., :{time}, :]`"
+    else:
+        hint = f"tables with the angles of {time} times"
+    rows = ("q", f"{shown(q)}  time = {time}"), ("cos", f"{shown(cos)}  time = {found}")
+    refuse(ValueError, "cos", "must have as many times as `q`", *rows, hint=hint, subject=name)

@@ -1,12 +1,13 @@
 """Log-sum-exp and cross-entropy as models use them: over the operators of rows in `op.py`."""
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
 
 from opwright_ops.cross_entropy.op import row_cross_entropy, row_cross_entropy_gradient_, row_logsumexp, total_loss
-from opwright_ops.refusals import refuse
+from opwright_ops.refusals import refuse, require_tensors, shown
 from opwright_ops.tensors import is_autocast_on
 
 
@@ -67,6 +68,9 @@ def cross_entropy(
         refuse(
             ValueError, "label_smoothing", "must be from 0 to 1", ("got", str(label_smoothing)), subject="cross_entropy"
         )
+    require_tensors("cross_entropy", logits=logits, target=target)
+    if target.is_floating_point() or (not torch.compiler.is_compiling() and logits.shape[:-1] != target.shape):
+        _refuse_target(logits, target)
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss}
     if inplace_backward and torch.is_grad_enabled() and logits.requires_grad:
         loss = _losses_with_inplace_backward(logits, target, options)
@@ -77,6 +81,22 @@ def cross_entropy(
         loss = total_loss(loss.reshape(-1), target.reshape(-1), **weighting).total
     is_short = logits.element_size() == 2
     return loss.to(torch.float32 if is_short and is_autocast_on(logits) else logits.dtype)
+
+
+def _refuse_target(logits: Tensor, target: Tensor) -> NoReturn:
+    """Explains a target that `torch.nn.functional.cross_entropy` takes, or one of another shape."""
+    batch = list(logits.shape[:-1])
+    rows = ("logits", shown(logits)), ("target", f"{shown(target)}  expected int64{batch}")
+    if target.is_floating_point():
+        hint = "`torch.nn.functional.cross_entropy` takes probabilities of classes"
+        refuse(TypeError, "target", "must be the class of each row", *rows, hint=hint, subject="cross_entropy")
+    hint = ""
+    if logits.ndim > 2 and logits.movedim(1, -1).shape[:-1] == target.shape:
+        hint = "classes are the last axis: `logits.movedim(1, -1)`, if they are axis 1 as in `torch.nn.functional`"
+    elif target.numel() == math.prod(batch):
+        hint = f"`target.reshape({batch})`"
+    rule = "must have the shape of `logits` without its last axis"
+    refuse(ValueError, "target", rule, *rows, hint=hint, subject="cross_entropy")
 
 
 def _losses_with_inplace_backward(logits: Tensor, target: Tensor, options: dict[str, Any]) -> Tensor:

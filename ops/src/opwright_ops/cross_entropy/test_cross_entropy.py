@@ -235,6 +235,25 @@ def test_a_target_that_is_no_class_is_refused(target: int) -> None:
         cross_entropy(logits.detach(), targets)
 
 
+def test_a_target_as_in_torch_nn_functional_is_refused() -> None:
+    logits = torch.randn(2, 5, 3)
+    cases = [
+        (torch.rand(2, 5, 3), TypeError, "`torch.nn.functional.cross_entropy` takes probabilities"),
+        (
+            torch.zeros(2, 3, dtype=torch.int64),
+            ValueError,
+            r"hint: classes are the last axis: `logits.movedim\(1, -1\)`",
+        ),
+        (torch.zeros(10, dtype=torch.int64), ValueError, r"hint: `target.reshape\(\[2, 5\]\)`"),
+        (torch.zeros(4, dtype=torch.int64), ValueError, r"int64\[4\] cpu  expected int64\[2, 5\]$"),
+    ]
+    for target, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            cross_entropy(logits, target)
+    with pytest.raises(TypeError, match="`target` must be a tensor"):
+        cross_entropy(logits, None)
+
+
 def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(ValueError, match='"mean", "sum" or "none"'):
         cross_entropy(torch.randn(3, 5), torch.tensor([0, 1, 2]), reduction="average")

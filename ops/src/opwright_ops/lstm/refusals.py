@@ -283,10 +283,9 @@ def refuse_input(input: Any, weight: Tensor, input_size: int, is_packed: bool) -
         refuse(kind, name, "has the wrong number of dimensions", got, ("expected", expected),
                hint="" if input.ndim > 1 else "`input.unsqueeze(0)` for one step")  # fmt: skip
     if not fits(input, weight):
-        refuse(
-            ValueError, name, "must have the type of the weights", got, ("weights", shown(weight)),
-            hint=f"`input.to({weight.dtype})`, or `lstm.to({input.dtype})`",
-        )  # fmt: skip
+        hint = f"`input.to({weight.dtype})`" + (f", or `lstm.to({input.dtype})`" if input.is_floating_point() else "")
+        rows = got, ("weights", shown(weight))
+        refuse(ValueError, name, "must have the type of the weights", *rows, hint=hint)
     if input.shape[-1] != input_size:
         refuse(
             RuntimeError, name, "must have `input_size` as its last size", got,

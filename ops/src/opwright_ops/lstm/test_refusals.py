@@ -382,3 +382,9 @@ def test_what_is_no_nn_lstm_is_not_taken() -> None:
     module = nn.utils.parametrizations.weight_norm(nn.LSTM(3, 4), "weight_hh_l0")
     with pytest.raises(ValueError, match="computed  weight_hh_l0"):
         LSTM.from_torch(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64], ids=str)
+def test_weights_are_not_made_integers_or_complex(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=r"hint: `input\.to\(torch\.float32\)`$"):
+        LSTM(3, 4)(X.to(dtype))

@@ -70,7 +70,7 @@ class AdamW(Optimizer):
                 refuse(TypeError, name, "must be a number", ("got", shown(value)), subject="AdamW")
             if not value >= 0:
                 refuse(ValueError, name, "must be at least 0", ("got", str(value)), subject="AdamW")
-        if len(betas) != 2:
+        if not hasattr(betas, "__len__") or len(betas) != 2:
             refuse(ValueError, "betas", "must be two numbers", ("got", str(betas)), subject="AdamW")
         for i, beta in enumerate(betas):
             if not 0 <= beta < 1:

@@ -413,6 +413,7 @@ def test_refusals() -> None:
         ({"betas": (1.0, 0.9)}, r"`betas\[0\]`"),
         ({"betas": (0.9, 1.0)}, r"`betas\[1\]`"),
         ({"betas": (0.9,)}, "`betas` must be two numbers"),
+        ({"betas": 0.9}, "`betas` must be two numbers"),
         ({"weight_decay": -1.0}, "`weight_decay`"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -27,12 +27,14 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises:
         IndexError: `input` has no axis `dim`.
-        TypeError: `input` is not a floating-point tensor.
+        TypeError: `input` is not a floating-point tensor, or `dim` not an integer.
     """
     if dim == -1 and not (isinstance(input, Tensor) and input.ndim == 0):
         return softmax_of_rows(input)
     if not isinstance(input, Tensor) or not input.is_floating_point():
         refuse(TypeError, "input", "must be a floating-point tensor", ("got", shown(input)), subject="softmax")
+    if dim is None or isinstance(dim, tuple):
+        refuse(TypeError, "dim", "must be an integer", ("got", shown(dim)), hint="`dim=-1`", subject="softmax")
     bound = max(input.ndim, 1)
     if not -bound <= dim < bound:
         rows = ("input", shown(input)), ("dim", f"{dim}  expected {-bound} to {bound - 1}")

@@ -25,7 +25,8 @@ class AdamW(Optimizer):
     """AdamW with the state_dict of torch.optim.AdamW and, up to rounding, its results; a step is one launch.
 
     There is a launch for each group of parameters, device, type, number of steps that parameters have taken, and 500
-    tensors. A `state_dict` of torch.optim.AdamW can be loaded, and the other way round.
+    tensors. A `state_dict` of torch.optim.AdamW can be loaded, and the other way round. It lacks options of this class,
+    so `torch.distributed.checkpoint.load` needs `planner=DefaultLoadPlanner(allow_partial_load=True)` for it.
 
     Parameters may be distributed tensors, as those of FSDP2: each rank takes the step for its part. Frozen parameters
     may have any type.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -225,6 +227,32 @@ def test_states_of_other_implementations(kind: type[torch.optim.Adam], options: 
     for optimizer in (mine, theirs):
         optimizer.load_state_dict(given)
         assert optimizer.param_groups[0]["decoupled_weight_decay"] is True
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # it then saves the state of one process
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
+@pytest.mark.parametrize("saved_by", [AdamW, torch.optim.AdamW])
+@pytest.mark.parametrize("loaded_by", [AdamW, torch.optim.AdamW])
+def test_distributed_checkpoints_both_ways(tmp_path: Path, saved_by: type, loaded_by: type) -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 4) for _ in range(2)]
+    optimizers = [kind(model.parameters(), lr=0.1) for kind, model in zip((saved_by, loaded_by), models, strict=True)]
+
+    def take_step(at: int) -> None:
+        optimizers[at].zero_grad()
+        models[at](torch.ones(2, 3)).square().sum().backward()
+        optimizers[at].step()
+
+    take_step(0)
+    checkpoint.save({"model": models[0].state_dict(), "optimizer": optimizers[0].state_dict()}, checkpoint_id=tmp_path)
+    take_step(1)  # makes states to load into
+    loaded = {"model": models[1].state_dict(), "optimizer": optimizers[1].state_dict()}
+    checkpoint.load(loaded, checkpoint_id=tmp_path, planner=checkpoint.DefaultLoadPlanner(allow_partial_load=True))
+    optimizers[1].load_state_dict(loaded["optimizer"])
+    take_step(0)
+    take_step(1)
+    for found, wanted in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 def test_loaded_states_keep_their_type() -> None:

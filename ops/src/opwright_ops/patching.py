@@ -11,7 +11,7 @@ from torch import nn
 
 from opwright_ops.lstm import LSTM
 from opwright_ops.norm.module import LayerNorm, RMSNorm
-from opwright_ops.refusals import refuse
+from opwright_ops.refusals import refuse, shown
 
 # Those with the same attributes become modules of the other class where they are.
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {nn.RMSNorm: RMSNorm, nn.LayerNorm: LayerNorm}
@@ -65,7 +65,13 @@ def patch(model: nn.Module) -> Patch:
 
     Returns:
         What was replaced, and what was left and why; its `undo()` puts everything back.
+
+    Raises:
+        TypeError: `model` is not an nn.Module.
     """
+    if not isinstance(model, nn.Module):
+        hint = "`patch(model)`, a call for each model"
+        refuse(TypeError, "model", "must be an nn.Module", ("got", shown(model)), hint=hint, subject="patch")
     done = Patch()
     made: dict[nn.Module, nn.Module] = {}
     changed: dict[nn.Module, type[nn.Module]] = {}

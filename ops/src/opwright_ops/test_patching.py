@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,12 @@ left `parametrized`: its class, `ParametrizedLSTM`, is a derived one, and may co
     assert opwright_ops.patch(alone).left == {
         "": "it is the model itself: `LSTM.from_torch(model)` returns another one"
     }
+
+
+@pytest.mark.parametrize("model", [None, [nn.LayerNorm(3)], nn.LayerNorm], ids=["None", "list", "class"])
+def test_what_is_not_a_model_is_refused(model: Any) -> None:
+    with pytest.raises(TypeError, match=r"`patch`: `model` must be an nn\.Module"):
+        opwright_ops.patch(model)
 
 
 def result_of(module: nn.Module, x: Tensor) -> Tensor | str:

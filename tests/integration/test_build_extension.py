@@ -157,6 +157,24 @@ def test_debug_information_that_the_environment_asks_for(project: Path) -> None:
     assert found == [False, True]
 
 
+MODIFIED = """
+class BuildExtension(BuildExtension):
+    def build_extensions(self):
+        self.compiler.compiler_so.append("-DB=20")
+        super().build_extensions()
+setup("""
+
+
+def test_flags_for_c_are_those_for_cpp_too(project: Path) -> None:
+    """Setuptools keeps the flags of both languages apart; PyTorch compiles C++ with those for C."""
+    (project / "setup.py").write_text(SETUP.replace("setup(", MODIFIED, 1))
+    (project / "a/k.cpp").write_text("int a() { return A; }\n")
+    (project / "b/k.cpp").write_text("int b() { return B; }\n")
+    (project / "c.c").write_text("#ifdef A_CXX\n#error\n#endif\nint c_value(void) { return A; }\n")
+    build(project, CFLAGS="-DA=10 -O0", CXXFLAGS="-DA_CXX -Wextra")
+    assert value(project) == "10 20 10 a b 5"
+
+
 def test_relative_paths_of_flags(project: Path) -> None:
     flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
     (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))

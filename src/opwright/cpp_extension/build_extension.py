@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,6 @@ from opwright.cpp_extension.objects import Objects, Source, read_named_source, s
 from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
-_FLAGS_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS")  # from which setuptools takes commands and flags
 _LIMITED_API = f"-DPy_LIMITED_API={torchs.min_supported_cpython}"  # the oldest Python that torch supports
 # Held while the compiler, which the threads of `build_ext -j` share, compiles for one extension.
 _building = threading.Lock()
@@ -156,7 +156,9 @@ class BuildExtension(torchs.BuildExtension):
         if not has_cuda and not names_cuda:  # sources in C++ alone may be of a `CUDAExtension`, too
             nvcc = None
         own_folders = tuple(Path(folder) for folder in folders if folder not in apart)
-        compiler, base = _compiler(getattr(self.compiler, "compiler_so_cxx", None) or self.compiler.compiler_so, store)
+        command = list(self.compiler.compiler_so)
+        cxx_command = list(getattr(self.compiler, "compiler_so_cxx", None) or command)
+        compiler = _compiler(cxx_command, store)
         if getattr(extension, "py_limited_api", False):
             options.append(_LIMITED_API)
         made = []
@@ -166,7 +168,8 @@ class BuildExtension(torchs.BuildExtension):
             if language == "cuda":
                 flags = cuda_flags([*common, *options, *(given.get("nvcc") or [])])
             else:
-                flags = (*_without_debug(base), *common, *options, *(given.get("cxx") or []))
+                base = _base_flags(command, cxx_command if language == "cpp" else [])
+                flags = (*base, *common, *options, *(given.get("cxx") or []))
                 flags = (
                     cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
                 )
@@ -214,17 +217,26 @@ def _split(options: Sequence[str]) -> tuple[list[str], list[str]]:
     return [o for o in options if not o.startswith("-I")], [o[2:] for o in options if o.startswith("-I")]
 
 
-def _without_debug(flags: Sequence[str]) -> list[str]:
-    """Returns the flags Python was built with, without their -g; one that the environment asks for stays.
+def _base_flags(command: Sequence[str], cxx_command: Sequence[str]) -> list[str]:
+    """Returns the flags of setuptools' commands: those for C, which PyTorch takes for C++ too, and what CXX adds.
 
-    Debug information is four fifths of an object, and ties it to its place.
+    The -g that Python was built with is omitted; one that the environment asks for stays. Debug information is four
+    fifths of an object, and ties it to its place.
     """
-    asked = shlex.split(" ".join(os.environ.get(name, "") for name in _FLAGS_VARIABLES))
+    pythons = " ".join(str(sysconfig.get_config_var(name) or "") for name in ("CFLAGS", "CCSHARED")).split()
+    asked = _words_of("CXX", "CXXFLAGS")
+    flags = strip_launcher(command)[1:]
+    flags += [flag for flag in strip_launcher(cxx_command)[1:] if flag not in pythons or flag in asked]
+    asked += _words_of("CC", "CFLAGS", "CPPFLAGS")
     return [flag for flag in flags if flag in asked or not re.fullmatch(r"-g[0-3]?", flag)]
 
 
-def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]]:
-    """Returns the compiler that setuptools calls, and its flags; ccache and the like are put before it later."""
+def _words_of(*variables: str) -> list[str]:
+    return shlex.split(" ".join(os.environ.get(name, "") for name in variables))
+
+
+def _compiler(command: Sequence[str], store: Store) -> Compiler:
+    """Returns the compiler that setuptools calls; ccache and the like are put before it later."""
     words = strip_launcher(command)
     path = shutil.which(words[0])
     if path is None:
@@ -233,7 +245,7 @@ def _compiler(command: Sequence[str], store: Store) -> tuple[Compiler, list[str]
             "the C++ compiler that setuptools calls is not there",
             hint="`export CC=gcc CXX=g++`, or install it",
         )
-    return Compiler(path, identify(path, store.identities)), words[1:]
+    return Compiler(path, identify(path, store.identities))
 
 
 def _is_own() -> bool:

@@ -175,6 +175,15 @@ def test_flags_for_c_are_those_for_cpp_too(project: Path) -> None:
     assert value(project) == "10 20 10 a b 5"
 
 
+def test_the_version_of_the_limited_api_is_pytorchs(project: Path) -> None:
+    """PyTorch's flag is the last; another among the flags of the caller was the one that counted."""
+    setup = SETUP.replace('["-DFROM_CXX=5"]', '["-DFROM_CXX=5", "-DPy_LIMITED_API=0x03090000"]')
+    (project / "setup.py").write_text(setup.replace("define_macros", "py_limited_api=True, define_macros"))
+    (project / "a/k.cpp").write_text("int a() { return Py_LIMITED_API == 0x030A0000; }\n")
+    build(project)
+    assert value(project) == "1 2 3 a b 5"
+
+
 def test_relative_paths_of_flags(project: Path) -> None:
     flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
     (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))

@@ -159,17 +159,16 @@ class BuildExtension(torchs.BuildExtension):
         command = list(self.compiler.compiler_so)
         cxx_command = list(getattr(self.compiler, "compiler_so_cxx", None) or command)
         compiler = _compiler(cxx_command, store)
-        if getattr(extension, "py_limited_api", False):
-            options.append(_LIMITED_API)
+        limited = [_LIMITED_API] if getattr(extension, "py_limited_api", False) else []  # behind another of the caller
         made = []
         for source in sources:
             language = _language(source)
             path = Path(os.path.abspath(source))
             if language == "cuda":
-                flags = cuda_flags([*common, *options, *(given.get("nvcc") or [])])
+                flags = cuda_flags([*common, *options, *(given.get("nvcc") or []), *limited])
             else:
                 base = _base_flags(command, cxx_command if language == "cpp" else [])
-                flags = (*base, *common, *options, *(given.get("cxx") or []))
+                flags = (*base, *common, *options, *(given.get("cxx") or []), *limited)
                 flags = (
                     cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
                 )

@@ -184,6 +184,14 @@ def test_the_version_of_the_limited_api_is_pytorchs(project: Path) -> None:
     assert value(project) == "1 2 3 a b 5"
 
 
+def test_the_name_of_an_extension_is_pytorchs(project: Path) -> None:
+    """PyTorch's macro is the last; another among those of the caller named the module."""
+    macros = """define_macros=[("TORCH_EXTENSION_NAME", '"other"'), """
+    (project / "setup.py").write_text(SETUP.replace("define_macros=[", macros))
+    build(project)
+    assert value(project) == "1 2 3 a b 5"
+
+
 def test_relative_paths_of_flags(project: Path) -> None:
     flags = '"-DFROM_CXX=5", "-isystem", "later", "-include", "before.h"'
     (project / "setup.py").write_text(SETUP.replace('"-DFROM_CXX=5"', flags))

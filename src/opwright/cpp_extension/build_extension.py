@@ -172,7 +172,7 @@ class BuildExtension(torchs.BuildExtension):
                 flags = (
                     cpp_flags(flags) if language == "cpp" else tuple(f for f in flags if not f.startswith("-std=c++"))
                 )
-            flags = tuple(absolute(flags, os.getcwd()))
+            flags = tuple(f for f in absolute(flags, os.getcwd()) if not f.startswith("-DTORCH_EXTENSION_NAME="))
             text = read_named_source(extension.name, source)
             made.append(Source(language, text, path, flags, own_folders, extension.name.split(".")[-1]))
 

@@ -296,3 +296,20 @@ def test_a_toolkit_is_found_where_pytorch_has_no_cuda(monkeypatch: pytest.Monkey
     assert any((Path(path) / "cuda_runtime.h").exists() for path in toolkit.include_paths("cuda"))
     assert any((Path(path) / "libcudart.so").exists() for path in toolkit.library_paths("cuda"))
     assert check_compiler_abi_compatibility("c++")
+
+
+@pytest.mark.nvcc
+def test_the_cudnn_that_the_environment_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its headers and libraries were not found."""
+    from opwright.cpp_extension import CUDAExtension
+
+    for i in (1, 2):
+        (tmp_path / f"{i}/lib").mkdir(parents=True)
+        (tmp_path / f"{i}/include").mkdir()
+        (tmp_path / f"{i}/include/cudnn.h").write_text(f"#define CUDNN_MAJOR {i}\n")
+        monkeypatch.setenv("CUDNN_HOME", str(tmp_path / str(i)))
+        text = "#include <cudnn.h>\n" + source("CUDNN_MAJOR")
+        assert load_inline("with_cudnn", text, with_cuda=True, no_implicit_headers=True).value() == i
+    extension = CUDAExtension("e", ["e.cpp"])
+    assert f"{tmp_path}/2/include" in extension.include_dirs
+    assert f"{tmp_path}/2/lib" in extension.library_dirs

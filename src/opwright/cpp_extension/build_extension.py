@@ -26,7 +26,14 @@ from opwright.build import compile_commands
 from opwright.build.changes import Watch, build_unchanged
 from opwright.build.store import Entry, Store
 from opwright.cpp_extension.extension import cpp_flags, cuda_flags, find_nvcc
-from opwright.cpp_extension.objects import Objects, Source, read_named_source, system_includes, torch_folder
+from opwright.cpp_extension.objects import (
+    Objects,
+    Source,
+    environment_folders,
+    read_named_source,
+    system_includes,
+    torch_folder,
+)
 from opwright.errors import BuildError, NoCompilerError
 
 _LANGUAGES = {".c": "c", ".cu": "cuda"}  # all else is C++
@@ -60,10 +67,10 @@ def CUDAExtension(name: str, sources: Sequence[str], *args: Any, **kwargs: Any) 
         "cudart",
         *(n for n in ("c10_cuda", "torch_cuda") if (torch_folder() / "lib" / f"lib{n}.so").exists()),
     ]
-    folders = [*torchs.library_paths(), str(nvcc.cudart)]
-    return _extension(
-        name, sources, args, kwargs, [str(path) for path in system_includes(nvcc)[:-1]], folders, libraries
-    )
+    more_includes, more_folders = environment_folders()
+    includes = [*(str(path) for path in system_includes(nvcc)[:-1]), *more_includes]
+    folders = [*torchs.library_paths(), str(nvcc.cudart), *more_folders]
+    return _extension(name, sources, args, kwargs, includes, folders, libraries)
 
 
 def _extension(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from opwright.backends.flag_paths import absolute, absolute_in_link
 from opwright.cpp_extension import bindings, libraries
 from opwright.cpp_extension.build_directory import put
 from opwright.cpp_extension.extension import Extension, build, cpp_flags, cuda_flags, words
-from opwright.cpp_extension.objects import BindingsFailed, Source, read_named_source, torch_folder
+from opwright.cpp_extension.objects import BindingsFailed, Source, environment_folders, read_named_source, torch_folder
 from opwright.errors import ExtensionError
 
 _CUDA_SUFFIXES = (".cu", ".cuh")
@@ -67,15 +68,17 @@ def load(
     twice = next((file for i, file in enumerate(files) if paths[i] in paths[:i]), None)
     if twice:
         raise ExtensionError(name, f"`{twice}` is named twice in `sources`", hint="name each source once")
-    has_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
+    if with_cuda is None:
+        with_cuda = any(file.endswith(_CUDA_SUFFIXES) for file in files)
     own_name = "" if is_standalone else name
     folder = _folder(build_directory)
-    options = _Options(name, own_name, extra_cflags, extra_cuda_cflags, extra_include_paths, folder)
+    include_paths, ldflags = _with_cudas(with_cuda, extra_include_paths, extra_ldflags)
+    options = _Options(name, own_name, extra_cflags, extra_cuda_cflags, include_paths, folder)
     extension = Extension(
         name,
         [options.file(name, file) for file in files],
-        absolute_in_link(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
-        has_cuda if with_cuda is None else with_cuda,
+        absolute_in_link(words(name, "extra_ldflags", ldflags), folder),
+        with_cuda,
         "program" if is_standalone else "module" if is_python_module else "library",
         shows_warnings=verbose,
     )
@@ -123,8 +126,11 @@ def load_inline(
         )  # fmt: skip
     _check_name(name, is_module=is_python_module or functions is not None)
     cpp, cuda = _list(cpp_sources), _list(cuda_sources)
+    if with_cuda is None:
+        with_cuda = bool(cuda)
     folder = _folder(build_directory)
-    options = _Options(name, name, extra_cflags, extra_cuda_cflags, extra_include_paths, folder)
+    include_paths, ldflags = _with_cudas(with_cuda, extra_include_paths, extra_ldflags)
+    options = _Options(name, name, extra_cflags, extra_cuda_cflags, include_paths, folder)
     with_headers = not no_implicit_headers
 
     def extension(apart: bool) -> Extension:
@@ -147,8 +153,8 @@ def load_inline(
         return Extension(
             name,
             sources,
-            absolute_in_link(words(name, "extra_ldflags", _list(extra_ldflags)), folder),
-            bool(cuda) if with_cuda is None else with_cuda,
+            absolute_in_link(words(name, "extra_ldflags", ldflags), folder),
+            with_cuda,
             "module" if is_python_module else "library",
             use_pch,
             verbose,
@@ -209,6 +215,12 @@ def _finish(extension: Extension, build_directory: Any, verbose: bool) -> Module
         if extension.kind == "library":
             libraries.load_library(extension.name, path)
         return str(path)
+
+
+def _with_cudas(with_cuda: bool, include_paths: Any, ldflags: Any) -> tuple[list[str], list[str]]:
+    """Returns directories of headers and linker flags, with those that the environment names if `with_cuda`."""
+    includes, libraries = environment_folders() if with_cuda else ([], [])
+    return [*_list(include_paths), *includes], [*_list(ldflags), *(shlex.quote(f"-L{path}") for path in libraries)]
 
 
 def _folder(build_directory: Any) -> str:

@@ -451,6 +451,14 @@ def system_includes(nvcc: Nvcc | None) -> list[Path]:
     return [*found, Path(sysconfig.get_path("include", scheme="posix_prefix"))]
 
 
+def environment_folders() -> tuple[list[str], list[str]]:
+    """Returns the directories of headers and of libraries that the environment adds to those of CUDA, as in PyTorch."""
+    cudnn = os.environ.get("CUDNN_HOME") or os.environ.get("CUDNN_PATH")
+    includes = [os.environ.get("CUDA_INC_PATH"), f"{cudnn}/include" if cudnn else None]
+    libraries = [f"{cudnn}/{name}" for name in ("lib64", "lib") if cudnn and os.path.isdir(f"{cudnn}/{name}")]
+    return [path for path in includes if path and path != "/usr/include"], libraries
+
+
 def _place(path: Path, roots: Sequence[Path]) -> str:
     return next((f"@{i}/{path.relative_to(r)}" for i, r in enumerate(roots) if path.is_relative_to(r)), str(path))
 

@@ -8,7 +8,7 @@ from torch.utils import cpp_extension as torchs
 
 from opwright.backends import cuda
 from opwright.build.store import Store
-from opwright.cpp_extension.objects import system_includes
+from opwright.cpp_extension.objects import environment_folders, system_includes
 
 _nvcc = cuda.find_nvcc(Store().identities)
 
@@ -23,7 +23,7 @@ def include_paths(device_type: str = "cpu", torch_include_dirs: bool = True) -> 
     """Returns the directories of headers that an extension for a kind of device needs."""
     if device_type != "cuda" or _torchs_home or not _nvcc:
         return torchs.include_paths(device_type, torch_include_dirs)
-    own = [str(path) for path in system_includes(_nvcc)[2:-1]]
+    own = [str(path) for path in system_includes(_nvcc)[2:-1]] + environment_folders()[0]
     return [*(torchs.include_paths() if torch_include_dirs else []), *own]
 
 
@@ -31,7 +31,7 @@ def library_paths(device_type: str = "cpu", torch_include_dirs: bool = True, *ar
     """Returns the directories of libraries that an extension for a kind of device needs."""
     if device_type != "cuda" or _torchs_home or not _nvcc:
         return torchs.library_paths(device_type, torch_include_dirs, *args, **kwargs)
-    return [*(torchs.library_paths() if torch_include_dirs else []), str(_nvcc.cudart)]
+    return [*(torchs.library_paths() if torch_include_dirs else []), str(_nvcc.cudart), *environment_folders()[1]]
 
 
 def check_compiler_abi_compatibility(compiler: str) -> bool:

@@ -423,6 +423,21 @@ def test_a_reference_without_a_second_gradient_is_no_finding(ns) -> None:
     assert outcomes(squared_sum, "second gradients")["second gradients"].endswith("no derivative of this")
 
 
+def test_a_reference_without_a_derivative_in_pytorch_is_no_finding(ns) -> None:
+    """Six checks raised NotImplementedError, and numerics found 6 numbers where it had moved a negative zero."""
+
+    @operator(f"{ns}::distinct", data_dependent=["k"])
+    def distinct(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+        return torch.unique(x)
+
+    found = outcomes(distinct, "numerics", "gradient numerics", "gradient layouts", "compile", "threads", "leaks")
+    gradients = dict.fromkeys(("gradient numerics", "gradient layouts"), "skipped")
+    assert found == dict.fromkeys(("numerics", "compile", "threads", "leaks"), "passed") | gradients
+    record = bench(distinct, ["eager"], seconds=0.1, dtypes=[torch.float32])
+    assert {m.direction for m in record.measurements} == {"forward"}
+    assert record.left_out == ["backward: the derivative for '_unique2' is not implemented."]
+
+
 def test_numerics_has_negative_integers_where_they_are_not_indices(ns) -> None:
     """bench asks `numerics` before it measures, so a wrong result for negative integers must be found there."""
 

@@ -257,6 +257,12 @@ class _Run:
         except TooSlow as slow:
             self._left_out.append(str(slow))
             return
+        except NotImplementedError as error:  # PyTorch has no derivative of some operators
+            if each.direction == "forward":
+                raise
+            why = f"{each.direction}: {error}"
+            self._left_out += [] if why in self._left_out else [why]
+            return
         except TooLarge as large:
             if number in self._compiled:
                 self._compiled.remove(number)

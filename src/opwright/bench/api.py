@@ -17,18 +17,19 @@ from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import DIRECTIONS, MAX_ELEMENTS, all_tensors, most_elements, plans
+from opwright.bench.workload import MAX_ELEMENTS, most_elements, plans
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
 from opwright.records import BenchRecord, Measurement, VerifyRecord
+from opwright.records.bench import DIRECTIONS
 from opwright.verify.api import verify
 from opwright.verify.callables import name_of
 from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_device
 from opwright.verify.request import list_samples
 from opwright.verify.runner import BUILDING
 from opwright.verify.tasks import Task
-from opwright.verify.tensors import count_elements
+from opwright.verify.tensors import count_elements, tensors_of
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 _MAX_VERIFIED_ELEMENTS = 2**20  # of the samples of an operator
@@ -121,7 +122,9 @@ def bench(
             "a callable is measured against a reference, on samples",
             hint="`opwright.bench(f, reference=g, samples=[(x, y), ...])`",
         )
-    samples = _list_samples(name, samples)
+    samples = list_samples(samples)
+    if samples is not None and not samples:
+        raise CheckError(name, "there are no samples to measure it on", hint="`samples=[(x, y), ...]`")
     for option, flag, values in (("sweep", "--axis", sweep), ("dtypes", "--dtype", dtypes)):
         if samples is None or not values:
             continue
@@ -344,14 +347,6 @@ def memory_hint(target: Any, *, has_samples: bool) -> str:
     return "pass smaller samples" if has_samples else "`--axis` chooses smaller sizes, as `--axis n=256,1024`"
 
 
-def _list_samples(name: str, samples: Any) -> Any:
-    """Returns samples that may be asked for more than once; raises CheckError if there are none."""
-    found = list_samples(samples)
-    if found is not None and not found:
-        raise CheckError(name, "there are no samples to measure it on", hint="`samples=[(x, y), ...]`")
-    return found
-
-
 def refuse_unverified(
     target: Any,
     reference: Any,
@@ -412,7 +407,7 @@ def choose_device(
     Raises:
         CheckError: there is no such device, or the samples are on several.
     """
-    tensors = all_tensors(samples)
+    tensors = tensors_of(samples or ())
     devices = sorted({str(t.device) for t in tensors if t.ndim})
     if len(devices) > 1:
         raise CheckError(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from opwright.bench.environment import affinity
 from opwright.bench.timers import Gpu, Timed, time_fresh, time_interleaved, time_on_gpu
 from opwright.build.store import Store, digest_of
 from opwright.contract.dtypes import short_name
@@ -208,7 +209,7 @@ def measure_limits_again(place: CpuBench | GpuBench, machine: Machine, known: Li
 
 
 def _path(device: torch.device, machine: Machine) -> Path:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(affinity()) or os.cpu_count()
     gpu = [machine.device, machine.driver, machine.multiprocessors] if device.type == "cuda" else []
     key = [_FORMAT, machine.cpu, cores, torch.get_num_threads(), machine.torch, *gpu]
     return Store().root / "limits" / f"{digest_of(json.dumps(key).encode())[:32]}.json"

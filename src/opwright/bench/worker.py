@@ -17,6 +17,7 @@ from typing import Any
 from opwright.errors import CheckError, NotVerifiedError, OpwrightError, plural
 from opwright.isolation import Channel, Limits, Worker, WorkerEnded, describe_error, rebuild_error, serve, spawn
 from opwright.records import BenchRecord, CallRecord, Machine, Measurement, decoded
+from opwright.records.bench import DIRECTIONS
 from opwright.typed_json import decode
 
 RIVALS = ("eager", "compile")  # that have a name
@@ -131,7 +132,8 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
             if not current.name:
                 raise ended.error(request["target"], CheckError) from None
             timed = ended.running.what.removeprefix("timing ")
-            if ended.took_memory and current.inputs > 1 and timed not in too_large and _is_input(timed):
+            is_input = timed.partition(" ")[0] in DIRECTIONS
+            if ended.took_memory and is_input and current.inputs > 1 and timed not in too_large:
                 too_large = {**too_large, timed: ended.how}
                 watcher.say(f"skipped: {timed}: it {ended.how}; the other inputs are measured in a new process")
                 continue
@@ -149,12 +151,6 @@ def measure(request: dict[str, Any], threads: int | None, watcher: Watcher) -> t
                 done.append(current.name)
         finally:
             worker.close()
-
-
-def _is_input(what: str) -> bool:
-    from opwright.bench.workload import DIRECTIONS
-
-    return what.partition(" ")[0] in DIRECTIONS
 
 
 class Current:
@@ -302,8 +298,6 @@ def _bench(target: Any, request: dict[str, Any], channel: Channel) -> None:
 
 def _what(request: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments that say what is measured."""
-    from opwright.bench.workload import DIRECTIONS
-
     for name in request["directions"] or ():
         if name not in DIRECTIONS:
             expected = f"one of {', '.join(DIRECTIONS)}"

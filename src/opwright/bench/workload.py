@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opwright._torch import tree_leaves, tree_map
+from opwright._torch import tree_map
 from opwright.contract.axes import names_in
 from opwright.contract.contract import Contract, TensorType
 from opwright.contract.declared import declared_cases, in_every_dtype, split_sample
@@ -20,6 +20,7 @@ from opwright.contract.domains import Range
 from opwright.contract.dtypes import Family, short_name
 from opwright.contract.fill import lay_out, shape_of, tensor_dtype
 from opwright.contract.likely import find_likely
+from opwright.contract.memory import overlaps_itself
 from opwright.contract.sweep import Case, Sweep, domain_in, integers_in
 from opwright.dispatch.operator import Operator
 from opwright.dispatch.reference import caller
@@ -28,7 +29,7 @@ from opwright.verify.compare import compare
 from opwright.verify.devices import wait_for
 from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
-from opwright.verify.tensors import copy_of
+from opwright.verify.tensors import copy_of, tensors_of
 
 _USUAL_DTYPES = (torch.float32, torch.bfloat16)
 _STAR = "*"  # the axes of `*name`, among those of a sweep
@@ -98,7 +99,7 @@ def _declared_plans(operator: Operator, dtypes: Sequence[torch.dtype] | None, de
     cases = sorted(in_every_dtype(contract, declared_cases(contract, operator._samples)), key=elements_of)
     chosen: list[Case] = []
     for dtype in _dtypes_in(operator, contract.scalar_family, dtypes):
-        own = [c for c in cases if dtype is None or dtype in {t.dtype for t in all_tensors(c.values)}]
+        own = [c for c in cases if dtype is None or dtype in {t.dtype for t in tensors_of(c.values)}]
         chosen += [c for c in own if elements_of(c) and _is_taken(operator, c)][-_MAX_SAMPLES:]
     return [_plan_of(case, device) for case in chosen]
 
@@ -107,12 +108,12 @@ def _plan_of(case: Case, device: torch.device | None) -> Plan:
     """Returns the plan of a given sample, which is moved to the device, and copied for a further set."""
 
     def make(number: int) -> Case:
-        is_there = device is None or all(t.device.type == device.type for t in all_tensors(case.values))
+        is_there = device is None or all(t.device.type == device.type for t in tensors_of(case.values))
         if number == 0 and is_there:
             return case
         return replace(case, values=copy_of(case.values, None if is_there else device))
 
-    size = sum(t.numel() * t.element_size() for t in all_tensors(case.values))
+    size = sum(size_of(t) for t in tensors_of(case.values))
     return Plan(make, {"elements": elements_of(case)}, size)
 
 
@@ -338,19 +339,18 @@ def _make_small(operator: Operator, device: torch.device, size: int) -> Case:
     return maker.make("one element", dtype, sizes, (size,), maker.option_sets()[0], absent=absent)
 
 
-def all_tensors(values: Any) -> list[torch.Tensor]:
-    """Returns the tensors of a case, those of named arguments included."""
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+def size_of(tensor: torch.Tensor) -> int:
+    """Returns the bytes of a tensor's elements, of a sparse one those of all that it stands for."""
+    return tensor.numel() * tensor.element_size()
 
 
 def elements_of(case: Case) -> int:
     """Returns the elements of the largest tensor."""
-    return max((t.numel() for t in all_tensors(case.values)), default=0)
+    return max((t.numel() for t in tensors_of(case.values)), default=0)
 
 
 # Above this size the oracle, in float64, takes seconds: PyTorch's own result is looked at first.
 _MAX_ORACLE_ELEMENTS, _NEAR = 2**19, 16.0
-DIRECTIONS = ("forward", "backward", "step")
 
 
 class Workload:
@@ -365,7 +365,7 @@ class Workload:
         needs_gradient = direction != "forward"
         self.values = tree_map(lambda value: _leaf(value, needs_gradient), list(values))
         self._domains = _domains_of(operator, self.values)
-        self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
+        self._inputs = [t for t in tensors_of(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -428,12 +428,12 @@ class Workload:
 
     def _written(self) -> list[torch.Tensor]:
         seeds = list((self._seeds or {}).values())
-        written = seeds if self.direction == "backward" else [*all_tensors(self.values), *seeds]
+        written = seeds if self.direction == "backward" else [*tensors_of(self.values), *seeds]
         return [tensor for tensor in written if _is_writable(tensor)]
 
     def keep(self) -> None:
         """Remembers the values of arguments that a call changes, for `restore`."""
-        self._kept = [(t, t.detach().clone()) for t in all_tensors(self.values) if _is_writable(t)]
+        self._kept = [(t, t.detach().clone()) for t in tensors_of(self.values) if _is_writable(t)]
 
     def restore(self) -> None:
         """Writes the values of `keep` again: what a step changes would else grow for thousands of calls."""
@@ -447,7 +447,7 @@ class Workload:
         pairs = zip(self._operator.contract.parameters, self.values, strict=True)
         return {
             parameter.name: sum(
-                int((t == kept[id(t)]).sum()) * t.element_size() for t in all_tensors([value]) if id(t) in kept
+                int((t == kept[id(t)]).sum()) * t.element_size() for t in tensors_of([value]) if id(t) in kept
             )
             for parameter, value in pairs
             if parameter.mutated
@@ -460,7 +460,7 @@ class Workload:
 
         That is by more than the checks of numerics and of gradients allow.
         """
-        given = all_tensors(self.values)
+        given = tensors_of(self.values)
         seeds = list((self._seeds or {}).values())
         compute = self._computation(reference)
         is_large = sum(t.numel() for t in given) > _MAX_ORACLE_ELEMENTS
@@ -477,7 +477,7 @@ class Workload:
 
     def _computation(self, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Returns the reference as a function of the tensors of the arguments and of the gradients that come in."""
-        needs_gradient = [t.requires_grad for t in all_tensors(self.values)]
+        needs_gradient = [t.requires_grad for t in tensors_of(self.values)]
 
         def compute(given: Sequence[Any]) -> list[Any]:
             count = len(needs_gradient)
@@ -544,8 +544,7 @@ def _leaf(value: Any, needs_gradient: bool) -> Any:
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:
-    overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.is_floating_point() and not overlaps
+    return tensor.is_floating_point() and not overlaps_itself(tensor)
 
 
 def _needs_gradient(result: Any) -> bool:
@@ -559,7 +558,7 @@ def _domains_of(operator: Operator | None, values: Sequence[Any]) -> dict[int, R
         id(tensor): parameter.domain
         for parameter, value in pairs
         if isinstance(parameter.domain, Range)
-        for tensor in all_tensors([value])
+        for tensor in tensors_of([value])
         if tensor.is_floating_point()
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 from opwright.records.case import OnCase
 from opwright.records.machine import NULL_IS_INFINITE, VERSION, Machine
 
+DIRECTIONS = ("forward", "backward", "step")
 _MAX_LOG = 700.0  # the exponential of a larger number overflows float64
 
 

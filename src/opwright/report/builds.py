@@ -15,11 +15,7 @@ _SHOWN = 24  # kernels; of more, those that spill or take the most registers
 
 
 def draw_timeline(card: Card, name: str) -> Picture | None:
-    """Draws the commands of the build, or returns None when nobody kept them.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the commands of the build, or returns None when nobody kept them."""
     build = card.build
     if build is None or not build.steps:
         return None
@@ -43,11 +39,7 @@ def draw_timeline(card: Card, name: str) -> Picture | None:
 
 
 def draw_kernels(card: Card, name: str) -> Picture | None:
-    """Draws the registers and spills of GPU kernels, or returns None when there are none.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the registers and spills of GPU kernels, or returns None when there are none."""
     build = card.build
     if build is None or not build.kernels:
         return None

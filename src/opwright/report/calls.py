@@ -9,11 +9,7 @@ from opwright.report.svg import Heading, Picture, Row, Table, draw_rows, linear,
 
 
 def draw_call(card: Card, name: str) -> Picture | None:
-    """Draws the parts of one tiny call one behind the other, or returns None without a record of it.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the parts of one tiny call one behind the other, or returns None without a record of it."""
     call = card.call
     if call is None or not call.parts or call.total_us <= 0:
         return None

@@ -19,10 +19,10 @@ from opwright.records import (
     Timing,
     VerifyRecord,
 )
+from opwright.records.bench import DIRECTIONS
 from opwright.report.ratios import tell_share
 
 _Timed = TypeVar("_Timed", BenchRecord, CallRecord, BaseRecord)
-_DIRECTIONS = ("forward", "backward", "step")
 
 
 @dataclass(frozen=True)
@@ -213,12 +213,12 @@ def _by_device(newest: Sequence[Record], kind: type[_Timed]) -> dict[str, _Timed
 
 def direction_rank(direction: str) -> int:
     """Returns where a direction stands in tables and pictures."""
-    return _DIRECTIONS.index(direction) if direction in _DIRECTIONS else len(_DIRECTIONS)
+    return DIRECTIONS.index(direction) if direction in DIRECTIONS else len(DIRECTIONS)
 
 
-def size_of(measurement: Measurement) -> float:
-    """Returns the elements of an input, or the bytes it moves where the record does not count elements."""
-    elements = elements_of(measurement)
+def size_of(measurement: Measurement, by_elements: bool = True) -> float:
+    """Returns the elements of an input, or the bytes it moves, also where the record does not count elements."""
+    elements = elements_of(measurement) if by_elements else None
     return measurement.bytes_moved if elements is None else elements
 
 

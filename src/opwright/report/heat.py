@@ -41,21 +41,17 @@ class Cell:
 
 
 def draw_heat(card: Card, name: str) -> Picture | None:
-    """Draws the shares of the measured copy bandwidth, or returns None when there are fewer than two.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the shares of the measured copy bandwidth, or returns None when there are fewer than two."""
     measured = [m for m in card.measurements if m.roof_share is not None]
     by_elements = all(elements_of(m) is not None for m in measured)
     rows = list(dict.fromkeys(f"{m.direction} {m.dtype}" for m in measured))
     units = COUNT if by_elements else BYTES
     # Sizes that are written alike are one column.
-    sizes = sorted({_size(m, by_elements) for m in measured})
+    sizes = sorted({size_of(m, by_elements) for m in measured})
     columns = list(dict.fromkeys(with_unit(size, units) for size in sizes))
     found: dict[tuple[int, int], list[Measurement]] = {}
     for m in measured:
-        column = with_unit(_size(m, by_elements), units)
+        column = with_unit(size_of(m, by_elements), units)
         found.setdefault((rows.index(f"{m.direction} {m.dtype}"), columns.index(column)), []).append(m)
     if len(found) < 2:
         return None
@@ -134,17 +130,10 @@ def _share_cell(inside: Sequence[Measurement]) -> Cell:
     return Cell(tell_share(share), share, is_hollow=all(m.in_cache for m in inside))
 
 
-def _size(measurement: Measurement, by_elements: bool) -> float:
-    return size_of(measurement) if by_elements else measurement.bytes_moved
-
-
 def draw_errors(card: Card, name: str) -> Picture | None:
     """Draws the largest errors in ulp, or returns None when that is a single number, or none.
 
     Records that keep the error of each case are drawn by kind of input and dtype, others by check.
-
-    Args:
-        name: what the identifiers in the drawing start with.
     """
     checks = [c for c in (card.verify.checks if card.verify else []) if c.worst_ratio is not None or c.errors]
     if not checks:

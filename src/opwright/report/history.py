@@ -22,11 +22,7 @@ _Key = tuple[str, str, str]
 
 
 def draw_history(card: Card, name: str) -> Picture | None:
-    """Draws the mean time of the inputs that all benchmarks share, or returns None for fewer than two.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the mean time of the inputs that all benchmarks share, or returns None for fewer than two."""
     records = list(card.history)
     shared = _shared(records)
     if not has_history(card):

@@ -21,11 +21,7 @@ _MOST = 32  # inputs: more would have to stand so far from their intensity that 
 
 
 def draw_roofline(card: Card, name: str) -> Picture | None:
-    """Draws the inputs whose operations are known, or returns None when there are fewer than two.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the inputs whose operations are known, or returns None when there are fewer than two."""
     every = [m for m in card.measurements if m.flop and m.flop > 0 and m.bytes_moved > 0]
     if len(every) < 2:
         return None

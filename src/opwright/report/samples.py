@@ -17,11 +17,7 @@ _HELD = 0.99  # so that this share of the samples lies inside
 
 
 def draw_samples(card: Card, name: str) -> Picture | None:
-    """Draws the samples around their medians, or returns None when no input has two.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the samples around their medians, or returns None when no input has two."""
     measured = [m for m in card.measurements if any(len(t.samples_us) > 1 for t in m.timings)]
     if not measured:
         return None

@@ -19,11 +19,7 @@ _VALUE = 46.0  # width of a number beside a bar
 
 
 def draw_shares(card: Card, name: str) -> Picture | None:
-    """Draws the inputs whose operations nobody counted, or returns None when there are fewer than two.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws the inputs whose operations nobody counted, or returns None when there are fewer than two."""
     measured = [m for m in card.measurements if (m.flop or 0) <= 0 and m.bytes_moved > 0]
     if len(measured) < 2:
         return None

@@ -9,7 +9,7 @@ from opwright.errors import plural
 from opwright.quantities import BYTES, COUNT, TIME, tick_with_unit, with_unit
 from opwright.records import Measurement, Timing
 from opwright.report.axes import draw_axes, log_scale, spread
-from opwright.report.cards import Card, elements_of
+from opwright.report.cards import Card, elements_of, size_of
 from opwright.report.ratios import tell_interval
 from opwright.report.svg import Picture, Point, drawing, element, line, marker, path, shorten, text, tooltip
 
@@ -21,17 +21,13 @@ _VISIBLE = 7  # a noise bar shorter than this lies under its point
 
 
 def draw_sizes(card: Card, name: str) -> Picture | None:
-    """Draws time against size, or returns None when no direction and dtype has two sizes.
-
-    Args:
-        name: what the identifiers in the drawing start with.
-    """
+    """Draws time against size, or returns None when no direction and dtype has two sizes."""
     measured = [m for m in card.measurements if m.bytes_moved > 0]
     by_elements = all(elements_of(m) is not None for m in measured)
     groups: dict[tuple[str, str], list[Measurement]] = {}
     for measurement in measured:
         groups.setdefault((measurement.direction, measurement.dtype), []).append(measurement)
-    groups = {key: found for key, found in groups.items() if len({_size(m, by_elements) for m in found}) > 1}
+    groups = {key: found for key, found in groups.items() if len({size_of(m, by_elements) for m in found}) > 1}
     if not groups:
         return None
     measured = [m for found in groups.values() for m in found]
@@ -69,7 +65,7 @@ class _Panels:
             times.append(self.launch_us)
         names = [shorten(name, _LABEL_LETTERS) for name in (*self.candidates, "launch")]
         room = 18 + _LETTER * max(map(len, names))
-        self.x = log_scale([_size(m, by_elements) for m in measured], 58, width - room, 1.25)
+        self.x = log_scale([size_of(m, by_elements) for m in measured], 58, width - room, 1.25)
         self.y = log_scale(times, self.height - 46, 46, 1.3)
 
     def draw(self, index: int, group: tuple[tuple[str, str], list[Measurement]]) -> str:
@@ -118,7 +114,7 @@ class _Panels:
             timed = [(m, t) for m in measured for t in m.timings if t.candidate == candidate]
             if not timed:
                 continue
-            through = _median_by_size([(_size(m, self.by_elements), t.median_us) for m, t in timed])
+            through = _median_by_size([(size_of(m, self.by_elements), t.median_us) for m, t in timed])
             points = [(self.x(size), self.y(time)) for size, time in through]
             dots = [self._draw_point(m, t, rank) for m, t in timed]
             drawn.append(element("g", path(points, class_="line"), *dots, class_=style))
@@ -126,7 +122,7 @@ class _Panels:
         return drawn, ends
 
     def _draw_point(self, measurement: Measurement, timing: Timing, rank: int) -> str:
-        x = self.x(_size(measurement, self.by_elements))
+        x = self.x(size_of(measurement, self.by_elements))
         low, high = (self.y(bound) for bound in self._bounds(timing))
         told = f"{timing.candidate}: {with_unit(timing.median_us, TIME)} {tell_interval(self.card.spread_of(timing))}"
         bar = line((x, low), (x, high), class_="noise") if low - high > _VISIBLE else ""
@@ -141,7 +137,7 @@ class _Panels:
     def _draw_bounds(self, direction: str, measured: Sequence[Measurement]) -> tuple[list[str], list]:
         drawn, ends = [], []
         if self.copy_gb_s:
-            floor = [(_size(m, self.by_elements), m.bytes_moved / self.copy_gb_s / 1e3) for m in measured]
+            floor = [(size_of(m, self.by_elements), m.bytes_moved / self.copy_gb_s / 1e3) for m in measured]
             slope = [(self.x(size), self.y(time)) for size, time in _median_by_size(floor)]
             drawn.append(path(slope, class_="bound"))
             if slope[-1][1] <= self.y.start:
@@ -164,7 +160,7 @@ class _Panels:
         return drawn
 
     def _describe(self, measured: Sequence[Measurement]) -> str:
-        sizes = [_size(m, self.by_elements) for m in measured]
+        sizes = [size_of(m, self.by_elements) for m in measured]
         units = COUNT if self.by_elements else BYTES
         noun = " elements" if self.by_elements else ""
         text = f"{plural(len(measured), 'input')} of {with_unit(min(sizes), units)} to {with_unit(max(sizes), units)}{noun}."
@@ -186,16 +182,11 @@ def _explain(card: Card, panels: _Panels) -> str:
         text += f" Dashed, host: {host}, {with_unit(panels.host_us, TIME)}."
     if panels.launch_us:
         text += f" Dashed, launch: the time from one empty kernel to the next, {with_unit(panels.launch_us, TIME)}."
-    sizes = [_size(m, panels.by_elements) for m in card.measurements]
+    sizes = [size_of(m, panels.by_elements) for m in card.measurements]
     keys = [(m.direction, m.dtype, size) for m, size in zip(card.measurements, sizes)]
     if len(set(keys)) < len(keys):
         text += " Lines go through the median of inputs of equal size."
     return text
-
-
-def _size(measurement: Measurement, by_elements: bool) -> float:
-    elements = elements_of(measurement) if by_elements else None
-    return measurement.bytes_moved if elements is None else elements
 
 
 def _median_by_size(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

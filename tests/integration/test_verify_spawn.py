@@ -12,9 +12,10 @@ import torch
 from candidate_modules import ACTING
 
 import opwright
+from opwright.isolation import Unfit
 from opwright.verify import runner
 from opwright.verify.child_processes import children
-from opwright.verify.request import NotPortable, Request, pack, unpack
+from opwright.verify.request import Request, pack, unpack
 from opwright.verify.tasks import Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are supervised on Linux only")
@@ -207,7 +208,7 @@ def test_an_operator_that_was_declared_anew_is_not_taken_for_that_of_its_file(mo
     assert unpack(packed)[0].target is made.twice
     source = text.replace("x(i) + x(i)", "x(i) * 2")
     exec(compile(source, made.__file__, "exec"), made.__dict__)
-    with pytest.raises(NotPortable, match="is declared in another way"):
+    with pytest.raises(Unfit, match="is declared in another way"):
         unpack(packed)
 
 

@@ -28,7 +28,7 @@ from opwright.contract.precision import Precision
 from opwright.contract.schema import schema_of
 from opwright.dispatch import kernels, registry
 from opwright.dispatch.operator import Operator, operator_of
-from opwright.isolation import hide_warnings_of_pytorch
+from opwright.isolation import Unfit, hide_warnings_of_pytorch
 from opwright.target import import_file
 from opwright.verify.checks.finding import first_line
 from opwright.verify.devices import CPU
@@ -46,10 +46,6 @@ def showing_warnings() -> Iterator[None]:
             warnings.simplefilter("default")
         hide_warnings_of_pytorch()
         yield
-
-
-class NotPortable(Exception):
-    """Another process cannot make this; the text is the reason."""
 
 
 @dataclass
@@ -142,16 +138,16 @@ def pack(*values: Any) -> bytes:
     """Returns values, a request among them, as another process can read them.
 
     Raises:
-        NotPortable: it cannot.
+        Unfit: it cannot.
     """
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     try:
         pickler.dump(values)
-    except NotPortable:
+    except Unfit:
         raise
     except Exception as error:  # whatever a __reduce__ may raise
-        raise NotPortable(f"the candidate cannot be pickled: {first_line(error)}") from None
+        raise Unfit(f"the candidate cannot be pickled: {first_line(error)}") from None
     return pickle.dumps((read_settings(), list(pickler.modules.items()), buffer.getvalue()))
 
 
@@ -159,7 +155,7 @@ def unpack(data: bytes) -> tuple[Any, ...]:
     """Returns what was packed, and takes over the settings of the process that did.
 
     Raises:
-        NotPortable: something is not there, or is another one than there.
+        Unfit: something is not there, or is another one than there.
     """
     settings, modules, pickled = pickle.loads(data)
     try:
@@ -167,12 +163,10 @@ def unpack(data: bytes) -> tuple[Any, ...]:
             _import(name, file)
         write_settings(settings)
         return pickle.loads(pickled)
-    except NotPortable:
+    except Unfit:
         raise
     except Exception as error:  # whatever a module may raise
-        raise NotPortable(
-            f"the candidate cannot be imported again: {type(error).__name__}: {first_line(error)}"
-        ) from None
+        raise Unfit(f"the candidate cannot be imported again: {type(error).__name__}: {first_line(error)}") from None
 
 
 class _Pickler(pickle.Pickler):
@@ -188,7 +182,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ModuleType):
-            raise NotPortable(f"the candidate holds a module, `{value.__name__}`")
+            raise Unfit(f"the candidate holds a module, `{value.__name__}`")
         operator = value if isinstance(value, Operator) else None
         if isinstance(value, FunctionType) or type(value).__module__ == _torch.OPERATOR_MODULE:
             operator = operator_of(value)
@@ -201,16 +195,16 @@ class _Pickler(pickle.Pickler):
     def _operator(self, operator: Operator, as_function: bool) -> Any:
         declaration = operator.declaration
         if kernels.are_adopted(operator):
-            raise NotPortable(f"`{declaration.name}` runs kernels that were not built from its sources")
+            raise Unfit(f"`{declaration.name}` runs kernels that were not built from its sources")
         if "<locals>" in declaration.reference.__qualname__:
-            raise NotPortable(f"`{declaration.name}` is declared within a function")
+            raise Unfit(f"`{declaration.name}` is declared within a function")
         self._note(declaration.module, declaration.name)
         return _find_operator, (declaration.qualified_name, _what(operator), as_function)
 
     def _note(self, module: str, name: str) -> None:
         found = sys.modules.get(module)
         if module == "__main__":
-            raise NotPortable(f"`{name}` is of the program itself, which another process does not import")
+            raise Unfit(f"`{name}` is of the program itself, which another process does not import")
         file = getattr(found, "__file__", None)
         if found is not None and file is not None:
             self.modules.setdefault(module, os.path.abspath(file))
@@ -227,7 +221,7 @@ def _find_operator(name: str, what: tuple[Any, ...], as_function: bool) -> Any:
     operator = registry.operators.get(name)
     if operator is None or _what(operator) != what:
         how = "is not declared" if operator is None else "is declared in another way"
-        raise NotPortable(f"`{name}` {how} when its module is imported")
+        raise Unfit(f"`{name}` {how} when its module is imported")
     return operator.function if as_function else operator
 
 

@@ -56,7 +56,7 @@ from opwright.verify.devices import DeviceLost, is_gpu, is_lost
 from opwright.verify.global_state import Guard, in_threads
 from opwright.verify.inputs.budget import Pace
 from opwright.verify.oracle_process import OracleProcess
-from opwright.verify.request import NotPortable, Request, pack, unpack
+from opwright.verify.request import Request, pack, unpack
 from opwright.verify.shrink import shrink, tell_numbers
 from opwright.verify.target import Target
 
@@ -222,10 +222,7 @@ def start_anew(work: Work, jobs: Sequence[Job]) -> Start:
     Raises:
         Unfit: it could not.
     """
-    try:
-        request = pack(work, list(jobs))
-    except NotPortable as reason:
-        raise Unfit(str(reason)) from None
+    request = pack(work, list(jobs))
     program = f"import sys; sys.path[:] = {sys.path!r}\nfrom opwright.verify.runner import run_request; run_request()"
 
     def start(*descriptors: int) -> Any:
@@ -372,10 +369,7 @@ def run_request() -> None:
         _settle_in()
         # Before this process imports the candidate, and before it has threads.
         oracle = OracleProcess(lambda device: unpack(request)[0].request.references(device))
-        try:
-            work, jobs = unpack(request)
-        except NotPortable as reason:
-            raise Unfit(str(reason)) from None
+        work, jobs = unpack(request)
         try:
             for device in dict.fromkeys(job.device for job in jobs):
                 torch.zeros(1, device=device)  # CUDA starts here, and not in the first call

@@ -287,31 +287,27 @@ class PositiveSums(DispatchMode):
 
 
 class OperatorWatch(DispatchMode):
-    """Notes the operators of PyTorch that are called, and the size of the largest tensor that one makes."""
+    """Notes what operators of PyTorch do.
+
+    Attributes:
+        operators: those that are called.
+        largest: the size of the largest tensor that one makes.
+        rounds_to_single: whether one rounds its result to float32 or a shorter type.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[Any] = []
         self.largest = 0
+        self.rounds_to_single = False
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         self.operators.append(func.overloadpacket)
-        self.largest = max([self.largest, *(t.numel() for t in tensors_of([result]))])
-        return result
-
-
-class _NotesSingle(DispatchMode):
-    """Notes whether an operator rounds its result to float32 or a shorter type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = False
-
-    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
-        if not _is_exact(func):
-            self.found |= any(t.is_floating_point() and t.element_size() < 8 for t in tensors_of([result]))
+        for made in tensors_of([result]):
+            self.largest = max(self.largest, made.numel())
+            is_single = made.is_floating_point() and made.element_size() < 8
+            self.rounds_to_single |= is_single and not _is_exact(func)
         return result
 
 
@@ -319,11 +315,11 @@ def computes_in_single(reference: Callable[[Sequence[Any]], Any], values: Sequen
     """Returns whether a reference computes anything of these arguments in less than float64."""
     if not any(t.is_floating_point() and t.element_size() < 8 for t in tensors_of(values)):
         return False
-    mode = _NotesSingle()
+    watch = OperatorWatch()
     # What PyTorch refuses within a mode is not an answer, such as a mask of truth values for attention.
-    with contextlib.suppress(Exception), torch.no_grad(), mode:
+    with contextlib.suppress(Exception), torch.no_grad(), watch:
         reference(copy_of(values))
-    return mode.found
+    return watch.rounds_to_single
 
 
 def _terms_of_product(func: Any, args: Any, kwargs: Any) -> tuple[int, float]:

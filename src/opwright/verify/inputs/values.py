@@ -107,11 +107,6 @@ def _first(accepts: Callable[..., bool], cases: Iterable[Case], **how: bool) -> 
     yield from itertools.islice((case for case in cases if accepts(case, **how)), 1)
 
 
-def holds_rows_of_zeros(case: Case) -> bool:
-    """Whether rows hold zeros alone: where all numbers are equal, more than one subgradient is right."""
-    return ZEROS in case.label
-
-
 def holds_infinities(case: Case) -> bool:
     """Whether infinities were put into a sample, of which another formula makes NaN: inf - inf * x is (1 - x) * inf."""
     return f", {_INFINITIES}" in case.label

@@ -140,7 +140,7 @@ def _opinfo(problem: Problem, place: Path | None) -> Judge | str:
 def _opcheck(problem: Problem, place: Path | None) -> Judge:
     """torch.library.opcheck of the candidate as a registered operator: plain, transposed, empty inputs."""
     wanted = ("base", "no batch axes", "transposed", "empty batch")
-    cases = [c for d, c in problem.target.cases() if d == torch.float32 and c.label in wanted]
+    cases = [c for c in problem.target.cases() if c.dtype == torch.float32 and c.label in wanted]
     cases = list({case.label: case for case in reversed(cases)}.values())
 
     def judge(candidate: Candidate) -> str:

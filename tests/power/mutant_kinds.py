@@ -88,8 +88,8 @@ class Kinds(list[Kind]):
 
 
 def _base(target: Target) -> list[Any]:
-    labels = {case.label: case for _, case in reversed(target.cases())}
-    case = labels.get("base") or target.cases()[0][1]
+    labels = {case.label: case for case in reversed(target.cases())}
+    case = labels.get("base") or target.cases()[0]
     return target.inputs(case)
 
 
@@ -109,7 +109,7 @@ def find_option(target: Target) -> int | None:
     if target.contract is None:
         return None
     options = [i for i, p in enumerate(target.contract.parameters) if p.kind in ("choice", "bool", "int", "float")]
-    varied = [i for i in options if len({case.values[i] for _, case in target.cases()}) > 1]
+    varied = [i for i in options if len({case.values[i] for case in target.cases()}) > 1]
     could = [i for i in options if target.contract.parameters[i].kind in ("choice", "bool")]
     return next(iter(varied + could), None)
 
@@ -120,7 +120,7 @@ def needs_option(target: Target) -> str:
 
 def needs_dtype(dtype: torch.dtype) -> Callable[[Target], str]:
     def needs(target: Target) -> str:
-        return "" if any(d == dtype for d, _ in target.cases()) else f"no {dtype}".replace("torch.", "")
+        return "" if any(case.dtype == dtype for case in target.cases()) else f"no {dtype}".replace("torch.", "")
 
     return needs
 
@@ -179,7 +179,7 @@ def needs_output(what: str, condition: Callable[[torch.Tensor], torch.Tensor]) -
 def needs_negative_zero(target: Target) -> str:
     """Checks whether the oracle expects a negative zero if one input, or all of them, are negative zeros."""
     values = _base(target)
-    free = target.free_tensors(target.cases()[0][1])
+    free = target.free_tensors(target.cases()[0])
     floats = floats_of([v for i, v in enumerate(values) if i in free])
     for chosen in [*([t] for t in floats), floats]:
         before = [t.clone() for t in chosen]

@@ -92,7 +92,7 @@ def test_a_mutant_survives_where_the_sweep_has_a_hole(
     swish, label: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = make_target(swish, None, None).cases()
-    holed = [(dtype, case) for dtype, case in whole if case.label != label]
+    holed = [case for case in whole if case.label != label]
     assert len(holed) < len(whole)
     monkeypatch.setattr("opwright.verify.target.Target.cases", lambda self: holed)
     tried = try_mutants(swish, only=[kind])

@@ -199,7 +199,7 @@ def _one_tensor(target: Target, call: Call, state: dict[Any, Any], values: Seque
 @_call("an option ignored", needs_option)
 def _ignored(target: Target, call: Call, state: dict[Any, Any], values: Sequence[Any]) -> list[Any]:
     at = find_option(target)
-    fixed = target.cases()[0][1].values[at]
+    fixed = target.cases()[0].values[at]
     return call([fixed if i == at else v for i, v in enumerate(values)])
 
 

@@ -118,7 +118,7 @@ def test_samples_of_an_operator_are_checked_where_they_are_asked_for() -> None:
     """The oracle's copy stays on the CPU: on `meta` there would be no values to compare with."""
     target = make_target(make(), None, [(torch.randn(4, 6)[:, ::2],)])
     there = target.on(torch.device("meta"))
-    (_, case), *_ = there.cases()  # the sample, before the copies of it in other layouts
+    case, *_ = there.cases()  # the sample, before the copies of it in other layouts
     (given,) = there.inputs(case)
     assert case.values[0].device.type == "cpu"
     assert given.device.type == "meta"

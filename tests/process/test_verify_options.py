@@ -370,7 +370,7 @@ def test_the_size_of_an_axis_that_an_option_gives_is_drawn(ns, most: int) -> Non
         return x.unflatten(-1, (k, k)) @ w
 
     target = make_target(weighted, None, None)
-    assert {case.options["k"] for _, case in target.cases()} == {0, 1}
+    assert {case.options["k"] for case in target.cases()} == {0, 1}
     shapes = [tuple(tuple(v.shape) for v in c.values[:2]) for c in boundary_cases(target) if c.label.startswith("k of")]
     sizes = [w[0] for _, w in shapes]
     assert all(x[1] == w[0] ** 2 for x, w in shapes)
@@ -420,5 +420,5 @@ def test_tensors_of_a_list_with_any_axes_have_sizes_of_their_own(ns) -> None:
     def sums(xs: list[Float[Tensor, "... d"]], y: Float[Tensor, "... d"]) -> Float[Tensor, "d"]:
         return torch.stack([x.reshape(-1, x.shape[-1]).sum(0) for x in (*xs, y)]).sum(0)
 
-    shapes = {tuple(tuple(x.shape) for x in case.values[0]) for _, case in make_target(sums, None, None).cases()}
+    shapes = {tuple(tuple(x.shape) for x in case.values[0]) for case in make_target(sums, None, None).cases()}
     assert {((2, 3, 7), (2, 1, 7), (2, 7, 7)), ((2, 5, 7), (2, 0, 7), (2, 2, 7))} <= shapes

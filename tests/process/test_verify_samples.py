@@ -95,12 +95,12 @@ def test_a_backward_is_checked_on_the_samples_of_its_operator(layer) -> None:
     backward = make_target(layer.operator.backward_operator.function, None, None)
     names = [p.name for p in backward.contract.parameters]
     assert len(backward.cases()) == 8 + 6  # of each type three copies in other layouts
-    for dtype, case in backward.cases():
+    for case in backward.cases():
         given = dict(zip(names, case.values, strict=True))
         y, kept = layer(given["x"], given["w"], given["b"], keep=given["keep"])
         torch.testing.assert_close(given["kept"], kept)  # what the operator returns, no random tensor
         assert given["grad_y"].shape == y.shape
-        assert given["grad_y"].dtype == dtype
+        assert given["grad_y"].dtype == case.dtype
     assert {names[i] for i in backward.computed} == {"kept"}
 
 
@@ -159,7 +159,7 @@ def test_samples_of_one_dtype_are_taken_in_every_dtype(ns) -> None:
     def samples():
         yield torch.randn(5), torch.tensor([4, 0, 4])
 
-    dtypes = {dtype for dtype, _ in make_target(pick, None, None).cases()}
+    dtypes = {case.dtype for case in make_target(pick, None, None).cases()}
     assert dtypes == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     record = verify(pick, quick=True, checks=["numerics", "gradients", "vmap"])
     assert {check.title: check.outcome for check in record.checks} == dict.fromkeys(

@@ -259,7 +259,7 @@ def test_a_full_sweep_has_the_kinds_of_the_default_in_every_dtype_and_layout() -
         return x * w + by
 
     kinds = {
-        effort: {(dtype, case.label) for dtype, case in make_target(shifted_by, None, None, effort).cases()}
+        effort: {(case.dtype, case.label) for case in make_target(shifted_by, None, None, effort).cases()}
         for effort in ("default", "full")
     }
     assert kinds["default"] < kinds["full"]

@@ -57,12 +57,14 @@ class Case:
         values: the arguments in schema order.
         options: those that are not tensors, by name.
         names: the names of all arguments, in schema order; none where there is no contract.
+        dtype: what the tensors have whose dtype may be one of several; None where there are none.
     """
 
     label: str
     values: tuple[Any, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
+    dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         tensors = []
@@ -472,7 +474,8 @@ class Sweep:
         if self.forward is not None:
             is_special = bool(special) and not apart
             values = self._with_outputs(values, dtype, sizes, batch, options, scale, is_special, length)
-        return Case(label, tuple(values), dict(options), tuple(p.name for p in self.contract.parameters))
+        names = tuple(p.name for p in self.contract.parameters)
+        return Case(label, tuple(values), dict(options), names, dtype)
 
     def _with_outputs(
         self,

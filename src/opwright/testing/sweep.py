@@ -98,7 +98,7 @@ def _sweep(operator: Operator) -> list[Inputs]:
 
 def _cases(operator: Operator, samples: Any) -> list[Inputs]:
     found = make_target(operator.function, None, samples).cases()
-    return [inputs_from(operator.contract, case.values, case.label) for _, case in found]
+    return [inputs_from(operator.contract, case.values, case.label) for case in found]
 
 
 def names_of(dtypes: Iterable[Any] | Any) -> set[str]:

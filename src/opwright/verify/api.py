@@ -286,7 +286,7 @@ def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: 
         return outputs_of(contract, own(values))
 
     contract = find_likely(contract, call)
-    cases = [case for _, case in sweep_cases(contract, call, effort)]
+    cases = list(sweep_cases(contract, call, effort))
     taken = [case for case in cases if accepts(contract, call, case)]
     if not taken:
         raise CheckError(

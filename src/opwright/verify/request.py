@@ -112,7 +112,7 @@ class Request:
                 self._reference = self.target.load_reference()
             return tree_leaves(self._reference.samples) if self._reference is not None else []
         made = [target.cases() for target in self.made().values()]
-        return [leaf for cases in made for _, case in cases for leaf in tree_leaves(case.values)]
+        return [leaf for cases in made for case in cases for leaf in tree_leaves(case.values)]
 
     def targets(self, device: torch.device, guard: Guard) -> dict[str, Target]:
         """Returns the targets by prefix, for a device."""

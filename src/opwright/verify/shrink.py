@@ -96,7 +96,7 @@ def _fails(check: Check, target: Target, case: Case, found: Finding) -> Finding 
         return None
     # That part and nothing that follows from it.
     alone = replace(target, current=None, memo=None, expand=False, pace=None)
-    alone._cases, alone.boundaries = [(None, case)], [case]
+    alone._cases = alone.boundaries = [case]
     try:
         again = next((f for f in check(alone) if f.message), None)
     except KeyboardInterrupt:

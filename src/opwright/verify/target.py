@@ -81,7 +81,7 @@ class Target:
     reference: Callable[[Sequence[Any]], list[Any]]
     operator: Operator | None
     _samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
-    _cases: list[tuple[torch.dtype | None, Case]] | None = None
+    _cases: list[Case] | None = None
     device: torch.device = CPU
     current: Case | None = None
     effort: str = "default"
@@ -182,7 +182,7 @@ class Target:
         return [name for i in self.mutated() for name, _ in _parts_of(names[i], case.values[i])]
 
     def _written_by_reference(self) -> list[int]:
-        case = next((case for _, case in self.cases() if case.label.startswith("sample")), None)
+        case = next((case for case in self.cases() if case.label.startswith("sample")), None)
         if case is None:
             return []
         values = copy_of(case.values)
@@ -232,20 +232,22 @@ class Target:
         domain = parameter and (parameter.domain or parameter.likely)
         return domain.fold(value) if isinstance(domain, Range) and value.is_floating_point() else value
 
-    def cases(self) -> list[tuple[torch.dtype | None, Case]]:
-        """Returns every input with the dtype it is about, small ones first within a dtype.
+    def cases(self) -> list[Case]:
+        """Returns every input, small ones first within a dtype.
 
         Inputs that the reference refuses (an empty axis, say) are not inputs of the operator.
         """
         if self._cases is None:
             found = list(self._all_cases())
+            if self.has_samples:
+                found = [replace(case, dtype=_dtype_of(case)) for case in found]
             if self.operator is not None:  # declared samples may be anywhere
-                found = [(dtype, replace(case, values=_on_cpu(case.values))) for dtype, case in found]
-            self._cases = [(dtype, case) for dtype, case in found if self.accepts(case)]
-            kept = {id(case) for _, case in self._cases}
-            self.refused = [case for _, case in found if id(case) not in kept and self._is_own(case)]
+                found = [replace(case, values=_on_cpu(case.values)) for case in found]
+            self._cases = [case for case in found if self.accepts(case)]
+            kept = set(map(id, self._cases))
+            self.refused = [case for case in found if id(case) not in kept and self._is_own(case)]
             if not self._cases and self.operator is not None:
-                self._refuse_no_input([case for _, case in found])
+                self._refuse_no_input(found)
         return self._cases
 
     def unbounded_integers(self) -> list[Parameter]:
@@ -257,7 +259,7 @@ class Target:
 
     def within_time(self, cases: Iterable[Case] | None = None) -> Iterable[Case]:
         """Returns the cases, by default every input, that a check has the time for."""
-        cases = [case for _, case in self.cases()] if cases is None else cases
+        cases = self.cases() if cases is None else cases
         return cases if self.pace is None else self.pace.choose(cases)
 
     def _refuse_no_input(self, refused: list[Case]) -> None:
@@ -307,23 +309,20 @@ class Target:
     def accepts(self, case: Case) -> bool:
         return self.operator is None or accepts(self.contract, self.reference, case)
 
-    def _all_cases(self) -> Iterator[tuple[torch.dtype | None, Case]]:
+    def _all_cases(self) -> Iterator[Case]:
         if self.operator is None:
             given = self.callables.cases(self._samples)
             self._refuse_no_oracle(given)
-            self._cases = [(_dtype_of(case), case) for case in given]  # enough for `mutated`
+            self._cases = given  # enough for `mutated`
             more = derived_cases(given, self.callables, bool(self.mutated()), self._announce)
-            for case in (*given, *(more if self.expand else ())):
-                yield _dtype_of(case), case
-            return
-        if self.has_samples:
+            yield from (*given, *(more if self.expand else ()))
+        elif self.has_samples:
             sampled = list(self._sampled_cases())
-            for case in sampled:
-                yield _dtype_of(case), case
+            yield from sampled
             if self._owner() is None or self._samples is not None:
                 yield from _lay_out_samples(sampled)
-            return
-        yield from sweep_cases(self.drawn, self.reference, self.effort, self.forward(), self.inputs)
+        else:
+            yield from sweep_cases(self.drawn, self.reference, self.effort, self.forward(), self.inputs)
 
     @property
     def has_samples(self) -> bool:
@@ -338,8 +337,7 @@ class Target:
         if self.operator._samples is not None:
             return in_every_dtype(contract, self._check_conforming(declared_cases(contract, self.operator._samples)))
         forward = make_target(self._owner().function, None, None, self.effort)
-        cases = [case for _, case in forward.cases()]
-        return backward_cases(contract, forward.contract, forward.reference, cases)
+        return backward_cases(contract, forward.contract, forward.reference, forward.cases())
 
     def _check_conforming(self, cases: list[Case]) -> list[Case]:
         """Returns the samples; raises CheckError for one that is against the contract."""
@@ -425,8 +423,8 @@ class Target:
         """Returns inputs of a few elements, one for each combination of options: finite differences call
         the operator for every one of them."""
         if self.boundaries is not None:  # a part of a case that has failed
-            return [case for _, case in self.cases()]
-        if self.operator is None or self.has_samples:
+            return self.cases()
+        if self.has_samples:
             return self.small_cases(dtype)
         maker = Sweep(self.drawn, forward=self.forward())
         for table in itertools.permutations((3, 2, 4)):  # a reference may ask for one axis to be the longer one
@@ -449,8 +447,7 @@ class Target:
 
     def run_cases(self) -> list[Case]:
         """Returns a small input and a large one: for the checks of how calls run, not of what they compute."""
-        wanted = [case for dtype, case in self.cases() if dtype in (torch.float32, None)]
-        wanted = wanted or [case for _, case in self.cases()]
+        wanted = [case for case in self.cases() if case.dtype in (torch.float32, None)] or self.cases()
         if self.operator is None:
             wanted = [case for case in wanted if "," not in case.label] or wanted  # as given, not derived
         if self.operator is None or any(case.label.startswith("sample") for case in wanted):
@@ -460,11 +457,11 @@ class Target:
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns the small inputs of one dtype, of others where there are none, for the checks that are slow."""
-        family = self.contract.scalar_family if self.contract is not None else None
+        family = self.contract.scalar_family
         if family is not None and not family.has_floats:
             dtype = family.dtypes[0]
-        found = [case for d, case in self.cases() if d in (dtype, None)]
-        found = found or [case for _, case in self.cases()]  # samples may have dtypes of their own
+        found = [case for case in self.cases() if case.dtype in (dtype, None)]
+        found = found or self.cases()  # samples may have dtypes of their own
         found = [case for case in found if ALL_SIZES not in case.label]  # of 1e31 there are no finite differences
         return [c for c in found if c.label in ("base", "no batch axes") or c.label.startswith("sample")][:6]
 
@@ -554,7 +551,7 @@ _SAMPLE_LAYOUTS = {
 }
 
 
-def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Case]]:
+def _lay_out_samples(cases: list[Case]) -> Iterator[Case]:
     """Yields a sample of each dtype with tensors offset in memory, and with mixed layouts.
 
     It is the one with the most tensors, of those the one with the fewest axes of size 0 or 1, whose strides do not
@@ -566,7 +563,7 @@ def _lay_out_samples(cases: list[Case]) -> Iterator[tuple[torch.dtype | None, Ca
             continue
         case = min(own, key=_rank_for_layouts)
         for what, layouts in _SAMPLE_LAYOUTS.items():
-            yield dtype, replace(case, label=f"{case.label}, {what}", values=_put(case.values, layouts))
+            yield replace(case, label=f"{case.label}, {what}", values=_put(case.values, layouts))
 
 
 def _rank_for_layouts(case: Case) -> tuple[int, int, int]:

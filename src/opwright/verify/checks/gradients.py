@@ -140,7 +140,7 @@ def _with_gradients(target: Target) -> list[Case]:
     wanted = _WITH_GRADIENTS[:-1] if target.effort != "full" and is_own else _WITH_GRADIENTS
     if target.effort != "full" and target.is_derivative_of_reference:
         return _small_cases(target)
-    return [case for _, case in target.cases() if case.label in wanted or case.label.startswith("sample")]
+    return [case for case in target.cases() if case.label in wanted or case.label.startswith("sample")]
 
 
 def gradient_numerics(target: Target) -> Iterator[Finding]:
@@ -317,11 +317,11 @@ def _small_cases(target: Target) -> list[Case]:
     need_gradient(target)
     if target.operator is None or target.has_samples:
         return target.run_cases()
-    found = [(dtype, case) for dtype, case in target.cases() if case.label == "base"]
+    found = [case for case in target.cases() if case.label == "base"]
     if target.effort != "full":
-        first = {id(case) for case in dict(reversed(found)).values()}
-        found = [(d, c) for d, c in found if d == found[0][0] or id(c) in first]
-    return [case for _, case in found]
+        first = {id(case) for case in {case.dtype: case for case in reversed(found)}.values()}
+        found = [case for case in found if case.dtype == found[0].dtype or id(case) in first]
+    return found
 
 
 def _cases_to_repeat(target: Target) -> list[Case]:
@@ -428,7 +428,7 @@ def _gradients_that_are(target: Target, values: list[Any]) -> list[torch.Tensor]
 def gradient_numerics_of_callable(target: Target) -> Iterator[Finding]:
     """Gradients of the samples against those of the reference in float64, parameters of modules included."""
     compared, why = False, "nothing to differentiate"
-    cases = [c for _, c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
+    cases = [c for c in target.cases() if not c.label.partition(", ")[2].removesuffix("values around 1")]
     for case in target.within_time(cases):
         asked = _differentiable_by(target, case)
         if not asked:

@@ -83,7 +83,7 @@ def _large_case(target: Target) -> tuple[Case | None, int]:
 
     with torch.no_grad():
         if target.operator is None or target.has_samples:
-            sizes = [(case, size_of(case)) for _, case in target.cases()]
+            sizes = [(case, size_of(case)) for case in target.cases()]
             found, made = max(sizes, key=lambda each: each[1], default=(None, 0))
             if made < _MIN_BYTES:
                 found = enlarge(target, _MIN_BYTES)

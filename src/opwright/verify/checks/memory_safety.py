@@ -48,15 +48,15 @@ def outputs_written(target: Target) -> Iterator[Finding]:
     complaints: dict[torch.dtype | None, str] = {}
     generators, where = (torch.cuda, [target.device]) if target.device.type == "cuda" else (torch, [])
     with torch.no_grad():
-        dtypes = {id(case): dtype for dtype, case in target.cases()}
         for case in target.within_time():
-            chosen = dtypes[id(case)]
             outputs = outputs_by_contract(target, case)
-            if chosen not in complaints:
-                complaints[chosen] = tell_reference(target, case, try_reference(target.reference, case.values) or [])
-                if complaints[chosen]:
-                    yield Finding(str(case), complaints[chosen])
-            if complaints[chosen]:
+            if case.dtype not in complaints:
+                complaints[case.dtype] = tell_reference(
+                    target, case, try_reference(target.reference, case.values) or []
+                )
+                if complaints[case.dtype]:
+                    yield Finding(str(case), complaints[case.dtype])
+            if complaints[case.dtype]:
                 continue
             buffers, outs = [], []
             for shape, dtype in outputs:

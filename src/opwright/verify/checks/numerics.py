@@ -328,7 +328,7 @@ def determinism(target: Target) -> Iterator[Finding]:
 
     And one tensor for two arguments, or two that overlap, give what two of their own memory would.
     """
-    cases, for_one_tensor = [case for _, case in target.cases()], target.run_cases()
+    cases, for_one_tensor = target.cases(), target.run_cases()
     others = {id(case): other for case, other in zip(cases, [*cases[1:], *cases[:1]], strict=True)}
     with torch.no_grad():
         for case in target.within_time():
@@ -463,7 +463,7 @@ def representatives(target: Target) -> list[Case]:
     """Returns a small input of each dtype, and a large one."""
     if target.operator is None or target.has_samples:
         return target.run_cases()
-    small = {dtype: case for dtype, case in reversed(target.cases()) if case.label == "base"}
+    small = {case.dtype: case for case in reversed(target.cases()) if case.label == "base"}
     return list({id(c): c for c in [*small.values(), *target.run_cases()]}.values())
 
 

@@ -313,7 +313,7 @@ def chunks(target: Target) -> Iterator[Finding]:
     if is_gpu(target.device):
         raise Skipped("only on a CPU")
     with torch.no_grad():
-        aligned = next((case for _, case in target.cases() if case.label == "aligned"), None)
+        aligned = next((case for case in target.cases() if case.label == "aligned"), None)
         for case in (*representatives(target), *((aligned,) if aligned else ())):
             target.run(target.inputs(case))  # loads its kernels
             library = kernels.library_of(operator, target.device.type)

@@ -30,8 +30,8 @@ def sweep_cases(
     effort: str,
     forward: Any = None,
     inputs: Callable[[Case], Sequence[Any]] = lambda case: copy_of(case.values),
-) -> Iterator[tuple[torch.dtype | None, Case]]:
-    """Yields the inputs that follow from a contract, with the dtype that each is about.
+) -> Iterator[Case]:
+    """Yields the inputs that follow from a contract.
 
     Args:
         forward: what a backward is the backward of, as `Sweep` takes it.
@@ -54,14 +54,11 @@ def sweep_cases(
         sweep.short, sweep.share = frozenset(sweep.long_axes()) - set(long), share
     for dtype in dtypes:
         for sweep in sweeps:
-            for case in sweep.cases(dtype):
-                yield dtype, case
+            yield from sweep.cases(dtype)
         if dtype == dtypes[0] or effort == "full":
-            for case in _far_and_zero(sweeps[0], dtype):
-                if _gives_finite_numbers(reference, case):
-                    yield dtype, case
+            yield from (case for case in _far_and_zero(sweeps[0], dtype) if _gives_finite_numbers(reference, case))
             for axis in long:
-                yield dtype, sweeps[0].long(dtype, axis, LONG[effort])
+                yield sweeps[0].long(dtype, axis, LONG[effort])
 
 
 def share_of(sweep: Sweep, reference: Callable[[Sequence[Any]], Any], inputs: Callable[[Case], Sequence[Any]]) -> float:

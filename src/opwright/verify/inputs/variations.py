@@ -88,7 +88,7 @@ def enlarge(target: Target, bytes_of_outputs: int) -> Case | None:
 def _given(target: Target) -> list[Case]:
     if target.callables is None or not target.expand:
         return []
-    return [case for _, case in target.cases() if "," not in case.label]
+    return [case for case in target.cases() if "," not in case.label]
 
 
 def _long(target: Target, case: Case) -> Case | None:

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from opwright.bench.environment import affinity
-from opwright.bench.timers import Gpu, Timed, time_fresh, time_interleaved, time_on_gpu
+from opwright.bench.timers import Gpu, Timed, once, time_fresh, time_interleaved, time_on_gpu
 from opwright.build.store import Store, digest_of
 from opwright.contract.dtypes import short_name
 from opwright.errors import StoreError
@@ -174,10 +173,7 @@ def _best(call: Callable[[], object], repeats: int = 1) -> float:
     """Returns the least seconds of a call; of several in a row, where one is too short for the clock."""
     times: list[float] = []
     while len(times) < _MAX_SAMPLES and sum(times) * repeats < _MAX_SECONDS:
-        start = perf_counter()
-        for _ in range(repeats):
-            call()
-        times.append((perf_counter() - start) / repeats)
+        times.append(once(call, repeats)[0].wall_us / 1e6)
     return min(times)
 
 

@@ -95,10 +95,8 @@ def gpu_peak(call: Callable[[], object], device: torch.device) -> int:
 
 def is_lost(device: torch.device) -> bool:
     """Returns whether a device accepts no more work: after an illegal address, say."""
-    if not is_gpu(device):
-        return False
     try:
-        torch.get_device_module(device).synchronize(device)
+        wait_for(device)
     except Exception:  # CUDA answers every call with the same error from then on
         return True
     return False

@@ -91,18 +91,17 @@ def _large_case(target: Target) -> tuple[Case | None, int]:
         else:
             dtype = target.contract.scalar_dtypes[0]
             sweep = target.make_sweep("full")
-            sizes, batch = sweep.aligned_sizes()
+            sizes, (rows,) = sweep.aligned_sizes()
             options = sweep.option_sets()[0]
-            found = sweep.make("memory", dtype, sizes, batch, options)
-            if share_of(sweep, target.reference, target.inputs) < 1 or not target.accepts(found):
+            if share_of(sweep, target.reference, target.inputs) < 1:
                 return None, 0
-            made = size_of(found)
-            for _ in range(4):  # where the outputs are smaller than the inputs
+            for doubling in range(5):  # where the outputs are smaller than the inputs
+                found = sweep.make("memory", dtype, sizes, (2**doubling * rows,), options)
+                if not doubling and not target.accepts(found):
+                    return None, 0
+                made = size_of(found)
                 if made >= _MIN_BYTES:
                     break
-                batch = (2 * batch[0],)
-                found = sweep.make("memory", dtype, sizes, batch, options)
-                made = size_of(found)
         return found, made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -133,7 +133,8 @@ def torch_compile(target: Target) -> Iterator[Finding]:
             try:
                 got = compiled_call(target.inputs(case))
             except Exception as error:
-                if _fails_alike(error, target.reference, [target.inputs(case)], "eager"):
+                own = torch.compile(target.reference, fullgraph=True, dynamic=True, backend="eager")
+                if _fails_alike(error, own, target.inputs(case)):
                     raise Skipped(f"PyTorch cannot compile the reference: {first_line(error)}") from None
                 raise
             same = agree(target, got, expected, outputs_of_reference, case.values)
@@ -189,7 +190,7 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
     try:
         got = torch.autograd.grad(total(compiled_call, *inputs), inputs, allow_unused=True)
     except Exception as error:
-        if _fails_alike(error, gradients_of_reference, inputs):
+        if _fails_alike(error, gradients_of_reference, *inputs):
             return  # nothing that it does is told from what PyTorch cannot
         raise
     message = ""
@@ -201,11 +202,11 @@ def _compiled_gradients(target: Target, case: Case) -> Iterator[Finding]:
     yield Finding(f"{case}, gradients", message)
 
 
-def _fails_alike(error: Exception, function: Callable[..., Any], arguments: Sequence[Any], backend: str = "") -> bool:
-    """Returns whether the reference raises the same when it is compiled: with a backend, or by `function` itself."""
+def _fails_alike(error: Exception, function: Callable[..., Any], *arguments: Any) -> bool:
+    """Returns whether a function that compiles the reference raises the same."""
     _torch.reset_dynamo()
     try:
-        (torch.compile(function, fullgraph=True, dynamic=True, backend=backend) if backend else function)(*arguments)
+        function(*arguments)
     except Exception as other:
         return type(other) is type(error) or (_torch.is_of_compiler(other) and _torch.is_of_compiler(error))
     return False

@@ -54,60 +54,62 @@ def _index_cases(target: Target) -> Iterator[Case]:
     Where it takes any, they are not indices: then the extremes of the dtype are among them.
     """
     maker = target.make_sweep()
-    dtype = target.contract.scalar_dtypes[0]
     for parameter in _integer_tensors(target.contract, maker):
-        own = parameter.type.family.dtypes[0]
-        info = torch.iinfo(own)
+        yield from _indices_for(target, maker, parameter)
 
-        def filled(values: torch.Tensor, sizes: dict[str, int], what: str, name: str = parameter.name) -> Case:
-            return _made(
-                maker, f"{name} {what}", dtype, sizes, {name: lambda shape, dtype: values.to(dtype).view(shape)}
-            )
 
-        sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
-        count = _count(maker, parameter, dtype, sizes)
+def _indices_for(target: Target, maker: Sweep, parameter: Parameter) -> Iterator[Case]:
+    own, name = parameter.type.family.dtypes[0], parameter.name
+    info = torch.iinfo(own)
+    sizes = {BATCH: _BATCH_SIZE} | maker.base_sizes()
+    count = _count(maker, parameter, sizes)
 
-        def takes(value: int, count: int = count, filled: Any = filled, sizes: dict[str, int] = sizes) -> bool | None:
-            return is_taken(target, filled(_one(count, value), sizes, f"of {value}"))
+    def filled(values: torch.Tensor, sizes: dict[str, int], what: str) -> Case:
+        return _made(maker, f"{name} {what}", sizes, filled={name: lambda shape, dtype: values.to(dtype).view(shape)})
 
-        if not count or (found := find_range(takes, 0, info.min, info.max)) is None:
-            continue
-        is_index = found.above is not None or isinstance(parameter.domain, Index)
-        if parameter.domain is not None:
-            declared = parameter.domain.within(maker.option_sets()[0] | sizes)
-            low, high = map(int, declared.ends(own))
-            found = found._replace(low=max(found.low, low), high=min(found.high, high))
-            if found.low > found.high:
-                continue
-        for values in _spread_over(found, count) if is_index else _extremes(found, count):
-            yield filled(values, sizes, f"from {int(values.min())} to {int(values.max())}")
-        if is_index and target.device.type == "cpu":  # a GPU cannot refuse after the call
-            # Near ones first: a kernel that does not look reads guard bytes there, and elsewhere crashes.
-            for value in (found.above, found.below, *(n for n in (2**32, -(2**32)) if info.min < n < info.max)):
-                if value is not None and not takes(value):
-                    yield filled(_one(count, value), sizes, f"with {value}")
-        if is_index and found.below is not None and parameter.domain is None and takes(_IGNORED):
-            values = next(_spread_over(found, count))
-            values[::3] = _IGNORED
-            yield filled(values, sizes, f"with {_IGNORED} among them")
-        own_axis = next((name for name in _axis_names(parameter) if name), None)
-        if is_index and own_axis is not None and found.low <= 1 <= found.high:
-            many = dict.fromkeys(sizes, 2) | {own_axis: _TABLE_ROWS}
-            if _largest(maker, many) <= _MAX_ELEMENTS:
-                values = torch.ones(_count(maker, parameter, dtype, many), dtype=torch.int64)
-                case = filled(values, many, f"of 1, {len(values)} times")  # more than a counter of 16 bits holds
-                if target.accepts(case) and _is_cheap(target, case):
-                    yield case
-        axis = next((name for name, size in sizes.items() if size == found.high + 1), None)
-        if is_index and axis is not None and axis not in _axis_names(parameter):
-            long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
-            if _largest(maker, long) > _MAX_ELEMENTS:
-                long = dict.fromkeys(sizes, 2) | {axis: _TABLE_ROWS}
-            ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
-            for values in _spread_over(ends, _count(maker, parameter, dtype, long)):
-                case = filled(values, long, f"over {_TABLE_ROWS} rows")
-                if target.accepts(case):
-                    yield case
+    def takes(value: int) -> bool | None:
+        return is_taken(target, filled(_one(count, value), sizes, f"of {value}"))
+
+    if not count or (found := find_range(takes, 0, info.min, info.max)) is None:
+        return
+    is_index = found.above is not None or isinstance(parameter.domain, Index)
+    if parameter.domain is not None:
+        declared = parameter.domain.within(maker.option_sets()[0] | sizes)
+        low, high = map(int, declared.ends(own))
+        found = found._replace(low=max(found.low, low), high=min(found.high, high))
+        if found.low > found.high:
+            return
+    for values in _spread_over(found, count) if is_index else _extremes(found, count):
+        yield filled(values, sizes, f"from {int(values.min())} to {int(values.max())}")
+    if not is_index:
+        return
+    if target.device.type == "cpu":  # a GPU cannot refuse after the call
+        # Near ones first: a kernel that does not look reads guard bytes there, and elsewhere crashes.
+        for value in (found.above, found.below, *(n for n in (2**32, -(2**32)) if info.min < n < info.max)):
+            if value is not None and not takes(value):
+                yield filled(_one(count, value), sizes, f"with {value}")
+    if found.below is not None and parameter.domain is None and takes(_IGNORED):
+        values = next(_spread_over(found, count))
+        values[::3] = _IGNORED
+        yield filled(values, sizes, f"with {_IGNORED} among them")
+    own_axis = next((axis for axis in _axis_names(parameter) if axis), None)
+    if own_axis is not None and found.low <= 1 <= found.high:
+        many = dict.fromkeys(sizes, 2) | {own_axis: _TABLE_ROWS}
+        if _largest(maker, many) <= _MAX_ELEMENTS:
+            values = torch.ones(_count(maker, parameter, many), dtype=torch.int64)
+            case = filled(values, many, f"of 1, {len(values)} times")  # more than a counter of 16 bits holds
+            if target.accepts(case) and _is_cheap(target, case):
+                yield case
+    axis = next((axis for axis, size in sizes.items() if size == found.high + 1), None)
+    if axis is not None and axis not in _axis_names(parameter):
+        long = dict.fromkeys(sizes, _TABLE_OTHERS) | {axis: _TABLE_ROWS}
+        if _largest(maker, long) > _MAX_ELEMENTS:
+            long = dict.fromkeys(sizes, 2) | {axis: _TABLE_ROWS}
+        ends = found._replace(high=_TABLE_ROWS - 1, low=-_TABLE_ROWS if found.low == -sizes[axis] else found.low)
+        for values in _spread_over(ends, _count(maker, parameter, long)):
+            case = filled(values, long, f"over {_TABLE_ROWS} rows")
+            if target.accepts(case):
+                yield case
 
 
 def negative_cases(target: Target) -> Iterator[Case]:
@@ -116,7 +118,7 @@ def negative_cases(target: Target) -> Iterator[Case]:
     Without a bounded domain the inputs that follow from a contract have none: they might be indices.
     """
     maker = target.make_sweep()
-    sizes = dict.fromkeys([BATCH], _BATCH_SIZE) | maker.base_sizes()
+    sizes = {BATCH: _BATCH_SIZE} | maker.base_sizes()
     for parameter in _integer_tensors(target.drawn, maker):
         own, domain = parameter.type.family.dtypes[0], parameter.domain or parameter.likely
         if isinstance(domain, Index) or (domain is not None and domain.is_bounded):
@@ -128,8 +130,7 @@ def negative_cases(target: Target) -> Iterator[Case]:
             return torch.randint(low, high + 1, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
         if low < 0 <= high:
-            label, dtype = f"{parameter.name} on both sides of 0", target.contract.scalar_dtypes[0]
-            case = _made(maker, label, dtype, sizes, {parameter.name: fill})
+            case = _made(maker, f"{parameter.name} on both sides of 0", sizes, filled={parameter.name: fill})
             if is_taken(target, case):
                 yield case
 
@@ -199,57 +200,54 @@ def _extremes(found: Range, count: int) -> Iterator[torch.Tensor]:
 def _option_cases(target: Target) -> Iterator[Case]:
     """Yields integers and numbers among the options that are negative, zero, extreme, and those just refused."""
     maker = target.make_sweep()
-    usual = maker.option_sets()[0]
-    sizes = maker.base_sizes() | {BATCH: 3}
     for parameter in target.contract.parameters:
-        name = parameter.name
-        if parameter.kind not in ("int", "float"):
-            continue
+        if parameter.kind in ("int", "float"):
+            yield from _values_for(target, maker, parameter)
 
-        def made(value: float, name: str = name, at: dict[str, int] = sizes) -> Case:
-            options = usual | {name: value}
-            return _made(maker, f"{name} of {value}", target.contract.scalar_dtypes[0], at, options=options)
 
-        if parameter.kind == "float":
-            tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)), *_ends_of(parameter))
-            tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
-            yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
-            continue
+def _values_for(target: Target, maker: Sweep, parameter: Parameter) -> Iterator[Case]:
+    name, usual = parameter.name, maker.option_sets()[0]
+    sizes = maker.base_sizes() | {BATCH: 3}
 
-        def has_inputs(value: int, name: str = name, at: dict[str, int] = sizes) -> bool:
-            """Returns whether the tensors that have an integer as a size exist, and are small."""
-            return name not in maker.names or 0 <= _largest(maker, at, {name: value}) <= _MAX_OF_OPTION
+    def made(value: float, at: dict[str, int] = sizes) -> Case:
+        return _made(maker, f"{name} of {value}", at, options=usual | {name: value})
 
-        def takes(
-            value: int, made: Callable[[float], Case] = made, has: Callable[[int], bool] = has_inputs
-        ) -> bool | None:
-            if not has(value):
-                return None
-            return target.contract.fits(made(value).values) and is_taken(target, made(value))
+    if parameter.kind == "float":
+        tried = (0.0, -usual[name], *(s * m for m in (1e-6, 1e6) for s in (1, -1)), *_ends_of(parameter))
+        tried = [v for v in tried if parameter.domain is None or parameter.domain.contains(v)]
+        yield from (made(v) for v in tried if _is_refused(target, made(v)) or _is_finite(target, made(v)))
+        return
 
-        found = find_range(takes, usual[name], -(2**63), 2**63 - 1)
-        if found is None:
-            continue
-        if found.above is not None:
-            large = maker.large_sizes()[0] | {BATCH: 3}
-            for value in (v for v in _beyond(target, parameter, found.high) if has_inputs(v, at=large)):
-                case = made(value, at=large)
-                if target.contract.fits(case.values) and is_taken(target, case) and _is_finite(target, case):
-                    yield case
-        limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
-        small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
-        tried = dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits))
-        for value in filter(has_inputs, tried):
-            case = made(value)
-            if value == usual[name] or not target.contract.fits(case.values):
-                continue
-            if target.contract.find_outside(case.values) is not None:  # also one that is refused: nobody may give it
-                continue
-            taken = is_taken(target, case)
-            if (taken is False and _is_refused(target, case)) or (
-                taken and (abs(value) < 2 or _is_finite(target, case))
-            ):
+    def has_inputs(value: int, at: dict[str, int] = sizes) -> bool:
+        """Returns whether the tensors that have an integer as a size exist, and are small."""
+        return name not in maker.names or 0 <= _largest(maker, at, {name: value}) <= _MAX_OF_OPTION
+
+    def takes(value: int) -> bool | None:
+        if not has_inputs(value):
+            return None
+        return target.contract.fits(made(value).values) and is_taken(target, made(value))
+
+    found = find_range(takes, usual[name], -(2**63), 2**63 - 1)
+    if found is None:
+        return
+    if found.above is not None:
+        large = maker.large_sizes()[0] | {BATCH: 3}
+        for value in (v for v in _beyond(target, parameter, found.high) if has_inputs(v, large)):
+            case = made(value, large)
+            if target.contract.fits(case.values) and is_taken(target, case) and _is_finite(target, case):
                 yield case
+    limits = [v for v in (found.below, found.above) if v is not None and abs(v) <= _MAX_LIMIT]
+    small = [value for value in _SMALL_INTEGERS if found.low <= value <= found.high]
+    tried = dict.fromkeys((0, -1, 1, *small, *_ends_of(parameter), found.low, found.high, *limits))
+    for value in filter(has_inputs, tried):
+        case = made(value)
+        if value == usual[name] or not target.contract.fits(case.values):
+            continue
+        if target.contract.find_outside(case.values) is not None:  # also one that is refused: nobody may give it
+            continue
+        taken = is_taken(target, case)
+        if (taken is False and _is_refused(target, case)) or (taken and (abs(value) < 2 or _is_finite(target, case))):
+            yield case
 
 
 def _beyond(target: Target, parameter: Parameter, high: int) -> list[int]:
@@ -330,7 +328,7 @@ def _special_in(
             return values.to(own)
 
         others = dict.fromkeys((BATCH, *maker.long_axes()), 2)
-        return _made(maker, f"{label} of {name}", dtype, others | sizes, {name: fill}, options)
+        return _made(maker, f"{label} of {name}", others | sizes, dtype, {name: fill}, options)
 
     if not axes or axes[-1] not in (BATCH, *maker.long_axes()):
         return
@@ -426,7 +424,7 @@ def _size_cases(target: Target) -> Iterator[Case]:
 
     def made(dtype: torch.dtype | None, sizes: dict[str, int], chosen: dict[str, Any] | None = None) -> Case:
         label = ", ".join(f"{size} along {axis}" for axis, size in sizes.items())
-        return _made(maker, label, dtype, dict.fromkeys(axes, 2) | sizes, options=chosen or next(options))
+        return _made(maker, label, dict.fromkeys(axes, 2) | sizes, dtype, options=chosen or next(options))
 
     def fits(sizes: dict[str, int], most: int = _MAX_ELEMENTS) -> bool:
         """Returns whether no tensor is large: the square of one axis soon takes gigabytes."""
@@ -524,7 +522,7 @@ def _list_cases(target: Target) -> Iterator[Case]:
     maker = target.make_sweep()
     if any(parameter.kind == "tensors" for parameter in target.contract.parameters):
         for length in _LENGTHS:
-            case = _made(maker, f"lists of {length}", target.contract.scalar_dtypes[0], {BATCH: 3}, length=length)
+            case = _made(maker, f"lists of {length}", {BATCH: 3}, length=length)
             if target.accepts(case):
                 yield case
 
@@ -547,13 +545,14 @@ def _largest(maker: Sweep, sizes: dict[str, int], options: dict[str, Any] | None
 def _made(
     maker: Sweep,
     label: str,
-    dtype: torch.dtype | None,
     sizes: dict[str, int],
+    dtype: torch.dtype | None = None,
     filled: dict[str, Fill] | None = None,
     options: dict[str, Any] | None = None,
     length: int = 3,
 ) -> Case:
-    """Returns a case with these sizes of its axes, that of the variadic ones among them."""
+    """Returns a case, by default in the first dtype, with these sizes of its axes, the variadic ones among them."""
+    dtype = dtype or maker.contract.scalar_dtypes[0]
     maker.seed = zlib.crc32(label.encode())  # else one row is the same in all sizes
     named = maker.base_sizes() | {name: size for name, size in sizes.items() if name in maker.long_axes()}
     chosen = options or maker.option_sets()[0]
@@ -565,6 +564,6 @@ def _axis_names(parameter: Parameter) -> list[str]:
     return [BATCH if isinstance(a, Variadic) else a.name if isinstance(a, Named) else "" for a in parameter.type.axes]
 
 
-def _count(maker: Sweep, parameter: Parameter, dtype: torch.dtype | None, sizes: dict[str, int]) -> int:
-    values = maker.contract.name_arguments(_made(maker, "", dtype, sizes).values)
+def _count(maker: Sweep, parameter: Parameter, sizes: dict[str, int]) -> int:
+    values = maker.contract.name_arguments(_made(maker, "", sizes).values)
     return values[parameter.name].numel()

@@ -114,15 +114,15 @@ def test_names_from_records_are_escaped_in_pictures(tmp_path):
 def test_bars_give_shares_where_nobody_counted_operations(tmp_path):
     bench = make_bench(flop_each=None)
     (svg,) = find_svgs(show(tmp_path, bench), "ns::bias_gelu: share of the copy bandwidth")
-    bars = numbers(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
-    (line,) = numbers(r'<line x1="([\d.]+)" y1="[\d.]+" x2="[\d.]+" y2="[\d.]+" class="roof"', svg)
+    bars = numbers(r'<path d="M([\d.]+) [\d.]+h([\d.]+)v12h', svg)
+    (line,) = numbers(r'<line x1="([\d.]+)" y1="[\d.]+" x2="[\d.]+" y2="[\d.]+" class="base"', svg)
     assert len(bars) == 12
     shares = [m.roof_share for m in sorted(bench.measurements, key=lambda m: m.direction == "backward")]
     for (left, width), share in zip(bars, shares, strict=True):
         assert width / (line[0] - left) == pytest.approx(share, abs=0.003)
-    values = re.findall(r'class="value">([\d.]+ %)<', svg)
-    assert values == [f"{100 * share:.0f} %" for share in shares]
-    assert svg.count("bar hollow") == sum(m.in_cache for m in bench.measurements)
+    (values,) = re.findall(r'<g class="values">(.*?)</g>', svg)
+    assert re.findall(r">([\d.]+ %)<", values) == [f"{100 * share:.0f} %" for share in shares]
+    assert svg.count('class="hollow"') == sum(m.in_cache for m in bench.measurements)
 
 
 @pytest.mark.parametrize("shape", range(len(_SHAPES)))

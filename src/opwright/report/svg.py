@@ -15,6 +15,7 @@ _RIGHT, _TOP = 900.0, 40.0
 _LETTER, _NARROWEST = 6.4, 110.0  # width of a letter of a label; the least that labels take
 _ROW, _HEADING = 20.0, 28.0
 _LABEL_LETTERS = 52
+_NOTE = 46.0  # width of a short note
 _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "down")
 
 
@@ -138,6 +139,7 @@ class Row:
         note: what is written beside it.
         style: class of its colour; another mark than the colour tells bars apart where that matters.
         whisker: a range drawn over the bar.
+        mark: a value that a short line is drawn at, of another candidate.
         is_hollow: outlined instead of filled.
     """
 
@@ -148,6 +150,7 @@ class Row:
     style: str = "c0"
     whisker: tuple[float, float] | None = None
     is_hollow: bool = False
+    mark: float | None = None
 
 
 @dataclass(frozen=True)
@@ -193,8 +196,11 @@ def draw_rows(
             continue
         labels.append(text(left - 10, y + _ROW / 2 + 4, shorten(row.label)))
         drawn.append(_draw_bar(row, y, at))
-        ends = [at(row.start), at(row.end), *(at(value) for value in row.whisker or ())]
-        notes.append(text(max(ends) + 8, y + _ROW / 2 + 4, row.note))
+        ends = [row.start, row.end, *(row.whisker or ()), *([] if row.mark is None else [row.mark])]
+        end = max(map(at, ends))
+        if rule is not None and at(rule) - _NOTE < end < at(rule):  # it would cross the note
+            end = at(rule)
+        notes.append(text(end + 8, y + _ROW / 2 + 4, row.note))
         y += _ROW
     if rule is not None:
         drawn.append(line((at(rule), _TOP), (at(rule), height - 4), class_="base"))
@@ -232,6 +238,8 @@ def _draw_bar(row: Row, y: float, at: Callable[[float], float]) -> str:
         low, high = (at(value) for value in row.whisker)
         ends = f"M{low:.1f} {middle - 3:g}v6m0-3H{high:.1f}m0-3v6"
         parts.append(element("path", d=ends, class_="whisker"))
+    if row.mark is not None:
+        parts.append(line((at(row.mark), y + 1.5), (at(row.mark), y + _ROW - 1.5), class_="rival"))
     return element("g", *parts, class_=row.style)
 
 

@@ -261,9 +261,6 @@ def _backends(results: Sequence[Result]) -> list[str]:
     return list(dict.fromkeys([backend for backend in counted if backend] or named[-1:]))
 
 
-_DOMAINS = ("Index", "NonNegative", "Positive", "Probability", "Range")
-
-
 def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: str) -> tuple[list[Labelled], str]:
     """Returns the inputs of a sweep over a contract, as far as the reference takes them, and a note on the others.
 
@@ -302,9 +299,6 @@ def _make_samples(text: str, target: Any, reference: Any, samples: Any, effort: 
     return [*_with_defaults(contract, taken), *samples], note
 
 
-_MAX_DEFAULT_CALLS = 6  # enough for all cases with usual numbers in the first dtype
-
-
 def _with_defaults(contract: Contract, cases: Sequence[Case]) -> list[Labelled]:
     """Returns calls that leave out all options with a default: a candidate may have others than the reference."""
     optional = {p.name: p.default for p in contract.parameters if not p.is_tensor and p.default is not MISSING}
@@ -318,13 +312,13 @@ def _with_defaults(contract: Contract, cases: Sequence[Case]) -> list[Labelled]:
             args, kwargs = contract.split_arguments(case.values)
             kept = {name: value for name, value in kwargs.items() if name not in optional}
             found.append(Labelled(f"{case.label}, defaults left out", args[: len(required)], kept))
-    return found[:_MAX_DEFAULT_CALLS]
+    return found[:6]  # enough for all cases with usual numbers in the first dtype
 
 
 def _parse(text: str, name: str) -> Contract:
     scope = {"Tensor": torch.Tensor, "torch": torch, "Mutates": Mutates}
     scope |= {key: getattr(jaxtyping, key) for key in family_names()}
-    scope |= {key: getattr(domains, key) for key in _DOMAINS}
+    scope |= {key: getattr(domains, key) for key in ("Index", "NonNegative", "Positive", "Probability", "Range")}
     scope |= {key: getattr(typing, key) for key in ("Annotated", "Literal", "Optional")}
     try:
         exec(f"def contract{text}: ...", scope)

@@ -12,7 +12,6 @@ from opwright.errors import plural
 
 _TRITON = os.fsencode(Path(__file__).parents[1] / "triton")
 _PRECOMPILED = b"from opwright.cpp_extension.precompiled import run"
-_MAX_LOOKS = 50  # at the command of a process: of one that has just become another program it comes a moment later
 
 
 def end_children(kept: set[int]) -> list[str]:
@@ -56,7 +55,7 @@ def children() -> list[int]:
 def _command_of(pid: int) -> list[bytes]:
     """Returns the words of a process's command; none of one that has ended."""
     with contextlib.suppress(OSError):
-        for _ in range(_MAX_LOOKS):
+        for _ in range(50):  # of one that has just become another program it comes a moment later
             if words := Path(f"/proc/{pid}/cmdline").read_bytes():
                 return words.split(b"\0")
             time.sleep(0.002)

@@ -283,11 +283,10 @@ def few_threads(values: Sequence[Any]) -> contextlib.AbstractContextManager[None
     """
     # Of other threads the number is not theirs alone.
     is_small = threading.current_thread() is threading.main_thread()
-    is_small = is_small and count_elements(values) < _FEW_ELEMENTS
+    is_small = is_small and count_elements(values) < 2**19
     return in_threads(1 if is_small else None)
 
 
-_FEW_ELEMENTS = 2**19
 _NUDGE = 2.0**-100
 
 

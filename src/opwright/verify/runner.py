@@ -66,7 +66,6 @@ BUILDING = "while its kernels were built"
 _MAX_MESSAGE = 600  # characters
 _ENOUGH_FAILED, _FAILING_SECONDS = 8, 5.0  # cases of one check, after which it stops
 _MAX_DEATHS = 4  # each may have cost the whole timeout
-_SEED = 0x6F7077  # any; the caller's seed is its own
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -387,7 +386,7 @@ def _settle_in() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     gc.freeze()  # the parent's objects are not looked at again, so their pages stay shared
-    torch.default_generator.manual_seed(_SEED)
+    torch.default_generator.manual_seed(0x6F7077)  # any; the caller's seed is its own
     # Pools of workers of the parent's torch.compile are not here, and new ones would be left behind.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     _torch.compile_in_this_thread()

@@ -60,11 +60,10 @@ def origin(error: BaseException, target: Target) -> str:
     code = code_of(target.operator.declaration.reference)
     if (code.co_filename, code.co_firstlineno) not in frames_of(error):
         return ""
-    return f", in its reference{_BELOW_AUTOGRAD if 'does not have a grad_fn' in str(error) else ''}"
-
-
-# PyTorch's message for `torch.autograd.grad` within an operator tells nothing of the reason.
-_BELOW_AUTOGRAD = ": operators run below autograd, which records nothing there; write the derivative out"
+    if "does not have a grad_fn" not in str(error):
+        return ", in its reference"
+    # PyTorch's message for `torch.autograd.grad` within an operator tells nothing of the reason.
+    return ", in its reference: operators run below autograd, which records nothing there; write the derivative out"
 
 
 def agree(

@@ -306,9 +306,6 @@ def check_gradients(
     return finding
 
 
-_EVERY_SUBSET = 4  # of that many tensors at most; of more, each alone and all but each
-
-
 def _small_cases(target: Target) -> list[Case]:
     """Returns a small input of each dtype with each combination of options.
 
@@ -347,7 +344,8 @@ def gradient_subsets(target: Target) -> Iterator[Finding]:
 
 
 def _subsets(count: int) -> Iterator[set[int]]:
-    if count <= _EVERY_SUBSET:
+    """Yields every choice of a few tensors; of more than four, each alone and all but each."""
+    if count <= 4:
         for size in range(1, count):
             yield from map(set, itertools.combinations(range(count), size))
     else:

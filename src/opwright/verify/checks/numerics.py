@@ -318,8 +318,6 @@ def _entries_from(start: int, value: Any, dim: int | None) -> Any:
     return value.narrow(dim, start, value.shape[dim] - start)
 
 
-_TIMES = 4
-
 # --- determinism -------------------------------------------------------------------------------------------
 
 
@@ -366,7 +364,7 @@ def _is_steady_in_place(target: Target, case: Case) -> bool:
         return False
     values = target.inputs(case)
     first = [bits_of(t).clone() for t in tensors_of(target.run(values))]
-    return all(_have_bits(tensors_of(target.run(values)), first) for _ in range(_TIMES))
+    return all(_have_bits(tensors_of(target.run(values)), first) for _ in range(4))
 
 
 def _how_far(target: Target, first: list[torch.Tensor], second: list[torch.Tensor]) -> str:

@@ -71,7 +71,7 @@ def render(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
         skipped=skipped,
         overview=overlook(cards),
         fails=any(card.fails or card.refusal for card in cards),
-        machines=_list_machines(cards, records),
+        machines=_list_machines(records),
         names_places=len({card.place for card in cards}) > 1,
         on_gpu=any(card.on_gpu for card in cards),
         has_noise=any(card.measurements and not card.has_intervals for card in cards),
@@ -81,7 +81,7 @@ def render(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
     )
 
 
-def _list_machines(cards: Sequence[Card], records: Sequence[Record]) -> list[list[tuple[str, str]]]:
+def _list_machines(records: Sequence[Record]) -> list[list[tuple[str, str]]]:
     groups: dict[tuple[str, str], list[Record]] = {}
     # The benchmark's machine first: where records differ, its values are named first.
     for record in sorted(records, key=lambda record: not isinstance(record, BenchRecord)):

@@ -86,7 +86,7 @@ class _StochasticRounding(Rounding):
         factors = args[:2] if kind in _SCALING else ()
         moved = tree_map(lambda each: self._move(each, unit, kind in _FLUSHING, factors), result)
         if is_long_sum and self._adds_one_by_one:
-            off = self._error_one_by_one(func, args, kwargs, result)
+            off = self._error_one_by_one(func, args, result)
             moved = torch.where(off.abs() > (moved - result).abs(), result + off, moved)
         return moved
 
@@ -108,7 +108,7 @@ class _StochasticRounding(Rounding):
         with _torch.pause_dispatch_mode():  # this one: its own arithmetic is not to be rounded
             return tree_map(lambda each: self._move(each, unit, False), result)
 
-    def _error_one_by_one(self, func: Any, args: Any, kwargs: Any, result: torch.Tensor) -> torch.Tensor:
+    def _error_one_by_one(self, func: Any, args: Any, result: torch.Tensor) -> torch.Tensor:
         """Returns how far a sum is off when terms are added one after the other, in float32 at least.
 
         Equal terms are rounded alike: 16,411 of them in float32 are off by up to 31 times the root of their number, in

@@ -42,7 +42,7 @@ def sharding(target: Target) -> Iterator[Finding]:
     for case in cases[: _CASES[target.effort]]:
         signature = signature_of(operator.contract, case.values)
         rules = operator.rules.offer(signature, tensors_of(case.values))
-        wanted = _Call(target, signature, target.inputs(case))
+        wanted = _Call(target, target.inputs(case))
         for ranks in _RANKS[target.effort]:
             for rule in rules:
                 yield _hold(target, case, rule, ranks, wanted)
@@ -60,9 +60,7 @@ class _Call:
         gradients: of each tensor among the arguments, None where there is none.
     """
 
-    def __init__(
-        self, target: Target, signature: Signature, values: Sequence[Any], cotangents: Sequence[Any] | None = None
-    ) -> None:
+    def __init__(self, target: Target, values: Sequence[Any], cotangents: Sequence[Any] | None = None) -> None:
         tensors = tensors_of(values)
         is_recorded = not target.is_derivative_of_reference and has_gradient(target)
         for tensor in tensors:
@@ -97,15 +95,8 @@ def _hold(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> 
         for c, p in zip(wanted.cotangents, rule.outputs, strict=True)
     ]
     try:
-        calls = [
-            _Call(
-                target,
-                signature,
-                signature.arrange([each[rank].detach().clone() for each in pieces]),
-                [each[rank] for each in cotangents],
-            )
-            for rank in range(ranks)
-        ]
+        values = [signature.arrange([each[rank].detach().clone() for each in pieces]) for rank in range(ranks)]
+        calls = [_Call(target, own, [each[rank] for each in cotangents]) for rank, own in enumerate(values)]
         message = _compare(target, signature, rule, calls, wanted)
     except Exception as error:  # whatever a kernel may raise on such parts
         for rank in range(ranks):
@@ -120,7 +111,7 @@ def _is_refused(target: Target, signature: Signature, parts: Sequence[torch.Tens
     """Returns whether the reference raises on the parts of a rank, or its backward does, as that of pixel_shuffle."""
     try:
         values = signature.arrange([part.detach().clone() for part in parts])
-        _Call(replace(target, call=target.reference), signature, values, cotangents)
+        _Call(replace(target, call=target.reference), values, cotangents)
     except Exception:  # whatever a reference may raise to refuse
         return True
     return False

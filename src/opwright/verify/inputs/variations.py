@@ -34,11 +34,11 @@ def resized_cases(target: Target) -> Iterator[Case]:
     """Yields of each sample an empty part, along its first axis and along its last; of one a long case, and wide ones."""
     given = _given(target)
     for case in given:
-        leading = next(_leading(case), None)
+        leading = _leading(case)
         if leading is not None:
             forms = _forms(_outputs(target, case))
             for size in dict.fromkeys((leading.shape[0], leading.shape[-1])):
-                made = _change(case, "empty", lambda t, size=size: _cut(t, lambda s: 0 if s == size else s))
+                made = _change(case, "empty", lambda _, t, size=size: _cut(t, lambda s: 0 if s == size else s))
                 # The mean of nothing is NaN, and a sum that a loop adds up is the integer 0.
                 if forms and _forms(_outputs(target, made, is_finite=True)) == forms:
                     yield made
@@ -46,7 +46,7 @@ def resized_cases(target: Target) -> Iterator[Case]:
     if long is not None:
         yield long
     for case in sorted(given, key=_elements)[:1]:
-        leading = next(_leading(case), None)
+        leading = _leading(case)
         sizes = leading.shape[::-1] if leading is not None else ()
         for size in dict.fromkeys(s for s in sizes if s > 1):
             # One row, but no other axis of one: what was made for weights of 3 would be repeated along it without an error.
@@ -72,7 +72,7 @@ def is_of_one(case: Case) -> bool:
 def enlarge(target: Target, bytes_of_outputs: int) -> Case | None:
     """Returns a sample with as many times its rows as outputs of this size need; None where there is none."""
     for case in sorted(_given(target), key=_elements, reverse=True):
-        leading = next(_leading(case), None)
+        leading = _leading(case)
         made = sum(storage_bytes(o).numel() for o in _outputs(target, case))
         if leading is None or not made:
             continue
@@ -109,14 +109,14 @@ def _lengthen(
         most: elements of all inputs.
         seconds: for a call with an eighth of the rows.
     """
-    leading = next(_leading(case), None)
+    leading = _leading(case)
     if leading is None or leading.shape[0] >= rows:
         return None
     count = leading.shape[0]
     for is_shared in (True, False):
 
         def resized(rows: int, is_shared: bool = is_shared) -> Case:
-            def change(tensor: torch.Tensor) -> torch.Tensor:
+            def change(_: int, tensor: torch.Tensor) -> torch.Tensor:
                 is_long = tensor.shape[0] == count and (is_shared or tensor is leading)
                 kept = _cut(tensor, lambda s: s if width is None else min(s, width), first=int(is_long))
                 return kept[torch.arange(rows, device=kept.device) % count] if is_long else kept
@@ -167,7 +167,7 @@ def _with_unequal_axes(target: Target, case: Case) -> Iterator[Case]:
     Those are an axis of all tensors, of all but the first, as of keys and values beside queries, or of the first alone.
     """
     first = next((i for i, v in enumerate(case.values) if isinstance(v, torch.Tensor)), 0)
-    sizes = {s for t in tensors_of(case.values[: case.values[-1].arguments]) for s in t.shape if s > 1}
+    sizes = {s for t in _tensors(case) for s in t.shape if s > 1}
     for size in sorted(sizes):
         places = _places_of(case, size)
         of_all = [frozenset(p for p in places if p[1] == dim) for dim in sorted({dim for _, dim in places})]
@@ -204,11 +204,10 @@ def _of_size(target: Target, case: Case, places: _Places, size: int, wanted: int
             less = 1 - torch.rand(kept.shape, generator=generator, dtype=torch.float64) / 2
             return kept * less.to(kept)
 
-        return _change_each(case, f"{wanted} where {size} are{_tell_places(target, case, places, size)}", change)
+        return _change(case, f"{wanted} where {size} are{_tell_places(target, case, places, size)}", change)
 
     most = _MAX_ELEMENTS[target.effort]
-    arguments = tensors_of(case.values[: case.values[-1].arguments])
-    shapes = ([wanted if s == size else min(s, _WIDTHS[0]) for s in tensor.shape] for tensor in arguments)
+    shapes = ([wanted if s == size else min(s, _WIDTHS[0]) for s in tensor.shape] for tensor in _tensors(case))
     if wanted == size or (wanted in _WIDE and wanted < size) or sum(map(math.prod, shapes)) > most:
         return None
     parts = [resized(size) for size in parts_of(wanted)]
@@ -241,7 +240,7 @@ def _depends_on_added(target: Target, case: Case, outputs: list[torch.Tensor], p
             added.copy_(changed.narrow(dim, 0, 1).expand_as(added))
         return changed
 
-    changed = _outputs(target, _change_each(case, "", change))
+    changed = _outputs(target, _change(case, "", change))
     return len(changed) != len(outputs) or not are_same(outputs, changed)
 
 
@@ -269,18 +268,20 @@ def _outputs(target: Target, case: Case, is_finite: bool = False) -> list[torch.
     return tensors_of(plain) if is_input else []
 
 
-def _leading(case: Case) -> Iterator[torch.Tensor]:
-    arguments = case.values[: case.values[-1].arguments]
-    return (v for v in arguments if isinstance(v, torch.Tensor) and v.ndim and v.numel())
+def _leading(case: Case) -> torch.Tensor | None:
+    """Returns the first tensor among the arguments that has axes and elements."""
+    return next((t for t in _tensors(case) if t.ndim and t.numel()), None)
 
 
-def _change(case: Case, what: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Case:
-    """Returns a case with the tensors among its arguments changed; parameters of a module stay."""
-    return _change_each(case, what, lambda i, tensor: change(tensor))
+def _tensors(case: Case) -> list[torch.Tensor]:
+    return tensors_of(case.values[: case.values[-1].arguments])
 
 
-def _change_each(case: Case, what: str, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Case:
-    """Returns the same; `change` takes the place of a tensor among the values as well: one may be there twice."""
+def _change(case: Case, what: str, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Case:
+    """Returns a case with the tensors among its arguments changed; parameters of a module stay.
+
+    `change` takes the place of a tensor among the values as well: one may be there twice.
+    """
     count = case.values[-1].arguments
     values = [
         change(i, v) if i < count and isinstance(v, torch.Tensor) and v.ndim else v for i, v in enumerate(case.values)

@@ -6,7 +6,6 @@ import contextlib
 import glob
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -225,10 +224,7 @@ def _keep(path: Path, limits: Limits) -> Limits:
     # The lock makes the store, and refuses one that is not ours.
     with contextlib.suppress(StoreError, OSError), Store().lock(f"limits-{path.stem}"):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        staged = path.with_name(f"{path.stem}.{secrets.token_hex(4)}")
-        with open(staged, "w") as f:
-            json.dump(asdict(limits), f)
-            f.flush()
-            os.fsync(f.fileno())
+        staged = path.with_suffix(".new")
+        staged.write_text(json.dumps(asdict(limits)))
         staged.rename(path)
     return limits

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -175,7 +176,7 @@ def bench(
             commit=commit_of(operator.declaration.file if operator else getattr(code, "co_filename", "")),
         )
         on_start(record, len(inputs))
-        run = _Run(inputs, call, baseline, against, settings, on_measurement)
+        run = _Run(list(enumerate(inputs)), call, baseline, against, settings, on_measurement)
         run.measure_all()
         smaller = memory_hint(task or target, has_samples=samples is not None)
         if run.too_large and not any(i.visits for i in inputs):
@@ -206,32 +207,26 @@ def bench(
     return record
 
 
+@dataclass
 class _Run:
     """Visits inputs until all is known well enough, or the time is over."""
 
-    def __init__(
-        self,
-        inputs: Sequence[Input],
-        call: Callable[..., Any],
-        baseline: Callable[..., Any],
-        against: Sequence[str | Callable[..., Any]] | None,
-        settings: Settings,
-        on_measurement: Callable[[int, Measurement], object],
-    ) -> None:
-        self.too_large: list[tuple[Input, str]] = []
-        self._left_out: list[str] = []
-        self._inputs, self._settings, self._on_measurement = list(enumerate(inputs)), settings, on_measurement
-        self._call, self._baseline = call, baseline
-        self._against = ["eager"] if against is None else list(against)
-        self._tries_compile = against is None
-        self._compiled: set[int] = set()  # inputs on which it was timed where there was time for it
+    _inputs: list[tuple[int, Input]]
+    _call: Callable[..., Any]
+    _baseline: Callable[..., Any]
+    _against: Sequence[str | Callable[..., Any]] | None
+    _settings: Settings
+    _on_measurement: Callable[[int, Measurement], object]
+    too_large: list[tuple[Input, str]] = field(default_factory=list)
+    _left_out: list[str] = field(default_factory=list)
+    _compiled: set[int] = field(default_factory=set)  # inputs on which it was timed where there was time for it
 
     def measure_all(self) -> None:
         self._until = perf_counter() + self._settings.seconds
         share = _FIRST_SHARE * self._settings.seconds / max(len(self._inputs), 1)
         for number, each in self._inputs:
             self._visit(number, each, max(share, _MIN_VISIT_SECONDS))
-        if self._tries_compile:
+        if self._against is None:
             self._try_compile()
         self._refine()
 
@@ -251,7 +246,8 @@ class _Run:
         if self._is_known_to_be_too_large(each):
             self.too_large.append((each, f"{each.name}: it does not fit in memory"))
             return
-        against = [*self._against, *(["compile"] if number in self._compiled else [])]
+        against = ["eager"] if self._against is None else list(self._against)
+        against += ["compile"] if number in self._compiled else []
         if "compile" in against:
             # A fresh compile for every input: torch.compile with static shapes is the stronger rival.
             _torch.reset_dynamo()

@@ -237,6 +237,7 @@ def _tell_deaths(deaths: int) -> str:
     return f"the candidate has ended its process {deaths} times" if deaths == _MAX_DEATHS else ""
 
 
+@dataclass(eq=False)
 class _Lane:
     """Jobs that are done one after the other.
 
@@ -245,19 +246,15 @@ class _Lane:
         worker: does them.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        jobs: Sequence[Job],
-        limits: Limits,
-        start: Callable[[Work, Sequence[Job]], Start],
-        told: set[str],
-    ) -> None:
-        self.pending = list(jobs)
-        self.worker: Worker | None = None
-        self._work, self._limits, self._start, self._told = work, limits, start, told
-        self._deaths, self._started = 0, 0.0
-        self._unshrunk: Result | None = None  # of the job that runs, while its failing case is made smaller
+    _work: Work
+    pending: list[Job]
+    _limits: Limits
+    _start: Callable[[Work, Sequence[Job]], Start]
+    _told: set[str]
+    worker: Worker | None = None
+    _deaths: int = 0
+    _started: float = 0.0
+    _unshrunk: Result | None = None  # of the job that runs, while its failing case is made smaller
 
     def start(self) -> None:
         """Starts a worker where there is none, and something to do."""

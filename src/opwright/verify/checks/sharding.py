@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -135,21 +135,6 @@ class _Meeting:
         return reduced.unbind() if len(numbers) > 1 else reduced[0]
 
 
-class _Rank(NamedTuple):
-    """What `Ranks` is to a rank of a meeting."""
-
-    meeting: _Meeting
-    rank: int
-    size: int
-    start: int
-
-    def sum(self, *numbers: torch.Tensor) -> Any:
-        return self.meeting.reduce(self.rank, "sum", numbers)
-
-    def max(self, *numbers: torch.Tensor) -> Any:
-        return self.meeting.reduce(self.rank, "max", numbers)
-
-
 def _hold_exchange(target: Target, case: Case, rule: Rule, ranks: int, wanted: _Call) -> Finding:
     """Runs the function of `@name.exchange` on the parts of all ranks at once.
 
@@ -169,7 +154,12 @@ def _hold_exchange(target: Target, case: Case, rule: Rule, ranks: int, wanted: _
         try:
             with torch.no_grad():
                 values = signature.arrange([each[rank].detach().clone() for each in pieces])
-                place = _Rank(meeting, rank, sum(sizes), sum(sizes[:rank]))
+                place = SimpleNamespace(  # with the names of `Ranks`
+                    size=sum(sizes),
+                    start=sum(sizes[:rank]),
+                    sum=lambda *numbers: meeting.reduce(rank, "sum", numbers),
+                    max=lambda *numbers: meeting.reduce(rank, "max", numbers),
+                )
                 outputs = unpack(conforming(contract, partial(function, place))(values), contract)
                 return SimpleNamespace(results=[*outputs, *target.written(values)], gradients=[None] * len(given))
         except BaseException:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import opwright
 from opwright.errors import CheckError
+from opwright.verify.checks.memory import _large_case
 from opwright.verify.inputs.budget import Pace
 from opwright.verify.target import make_target
 
@@ -215,9 +216,25 @@ def test_a_slow_reference_gets_one_large_input(ns, monkeypatch: pytest.MonkeyPat
         now[0] += seconds * x.numel()
         return x * 2
 
-    sizes = [case.values[0].numel() for _, case in make_target(twice, None, None).cases()]
+    sizes = [case.values[0].numel() for case in make_target(twice, None, None).cases()]
     large = sum(size > 20_000 for size in sizes if size % 16_411)
     assert large == 1 if seconds > 1e-6 else large > 10
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_memory_is_not_measured_where_the_reference_would_take_minutes(
+    ns, monkeypatch: pytest.MonkeyPatch, power: int
+) -> None:
+    """One million elements cost 256 times as much as 64 thousand where each is compared with all others."""
+    now = [0.0]
+    monkeypatch.setattr("opwright.verify.inputs.budget.time.perf_counter", lambda: now[0])
+
+    @opwright.operator(f"{ns}::twice")
+    def twice(x: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        now[0] += 0.15 * (x.numel() / 65_536) ** power / (8 if power == 1 else 1)
+        return x * 2
+
+    assert (_large_case(make_target(twice, None, None))[0] is None) == (power == 2)
 
 
 def test_a_case_that_takes_minutes_is_told_in_whole_seconds() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from opwright.contract.sweep import Case
+from opwright.contract.sweep import Case, Sweep
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import gpu_peak, wait_for
+from opwright.verify.inputs.budget import takes_longer
 from opwright.verify.inputs.sweep import share_of
 from opwright.verify.inputs.variations import enlarge
 from opwright.verify.target import Target
@@ -32,6 +33,7 @@ _MIN_BYTES = 4 * 2**20  # of all outputs: less is lost among the pages of the pr
 _MULTIPLE, _MULTIPLE_OF_STEPS = 2, 4
 _SLACK_BYTES = 4 * 2**20
 _M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES = -3, 128 * 2**10
+_MAX_SECONDS_OF_PART = 0.1
 _MAX_THRESHOLD_BYTES = 32 * 2**20  # which a process arrives at by itself when it has freed large blocks
 
 
@@ -93,7 +95,7 @@ def _large_case(target: Target) -> tuple[Case | None, int]:
             sweep = target.make_sweep("full")
             sizes, (rows,) = sweep.aligned_sizes()
             options = sweep.option_sets()[0]
-            if share_of(sweep, target.reference, target.inputs) < 1:
+            if share_of(sweep, target.reference, target.inputs) < 1 or _is_slow(target, sweep):
                 return None, 0
             for doubling in range(5):  # where the outputs are smaller than the inputs
                 found = sweep.make("memory", dtype, sizes, (2**doubling * rows,), options)
@@ -103,6 +105,16 @@ def _large_case(target: Target) -> tuple[Case | None, int]:
                 if made >= _MIN_BYTES:
                     break
         return found, made
+
+
+def _is_slow(target: Target, sweep: Sweep) -> bool:
+    """Returns whether a call of the reference takes long where it has a sixteenth of the elements, or is refused."""
+    sizes, batch = target.make_sweep("default").aligned_sizes()
+    case = sweep.make("memory", target.contract.scalar_dtypes[0], sizes, batch, sweep.option_sets()[0])
+    try:
+        return takes_longer(target.reference, lambda: target.inputs(case), _MAX_SECONDS_OF_PART)
+    except Exception:  # whatever a reference may raise to refuse
+        return True
 
 
 def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:

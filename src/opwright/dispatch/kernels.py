@@ -58,6 +58,7 @@ class Registrable(Protocol):
 _loaded: dict[tuple, Registrable] = {}
 _tried: set[tuple] = set()
 _adopted: set[tuple | None] = set()
+_offered: dict[str, Mapping[str, Registrable]] = {}
 _warned: set[str] = set()
 # Held while the library of a key is built, so that threads that need another one do not wait for it.
 _builds: dict[tuple, threading.RLock] = {}
@@ -267,6 +268,24 @@ def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
                 _adopted.add(key)
             else:
                 _tried.add(key)
+
+
+def offer(operators: Mapping[str, Mapping[str, Registrable]]) -> None:
+    """Notes which libraries have registered kernels of operators that may be declared later, by name and backend."""
+    with registry.lock:
+        _offered.update(operators)
+
+
+def are_registered(declaration: Declaration) -> bool:
+    """Returns whether kernels of an operator were registered before it is declared."""
+    return declaration.qualified_name in _offered
+
+
+def claim(operator: Operator) -> None:
+    """Makes the kernels that were registered before an operator was declared its own."""
+    libraries = _offered.pop(operator.declaration.qualified_name, None)
+    if libraries is not None:
+        adopt(operator, libraries)
 
 
 def are_adopted(operator: Operator) -> bool:

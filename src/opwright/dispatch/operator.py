@@ -173,13 +173,14 @@ def install(declaration: Declaration, forward: Operator | None = None) -> Operat
         for other in registry.operators.values():
             other.traces.clear()  # they may call what was declared before
         kernels.unload(declaration)  # a library that was built without this operator is out of date
+        kernels.claim(new)
     return new
 
 
 def _register(declaration: Declaration) -> Registration:
     """Returns what is registered for the schema of a declaration, after the one before it has made room."""
     name = declaration.qualified_name
-    old = registry.check_free(declaration)
+    old = registry.check_free(declaration, has_kernels=kernels.are_registered(declaration))
     if old is not None:
         kernels.unload(old.declaration)
     found = registry.registrations.get(name)

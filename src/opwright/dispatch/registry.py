@@ -21,8 +21,12 @@ operators: dict[str, Operator] = {}
 registrations: dict[str, Registration] = {}
 
 
-def check_free(declaration: Declaration) -> Operator | None:
+def check_free(declaration: Declaration, *, has_kernels: bool) -> Operator | None:
     """Returns the operator that this declaration replaces, if there is one.
+
+    Args:
+        declaration: of an operator that may be new.
+        has_kernels: kernels that a library has registered under its name are its own.
 
     Raises:
         NameTakenError: the name belongs to an operator that was declared elsewhere.
@@ -44,7 +48,7 @@ def check_free(declaration: Declaration) -> Operator | None:
             ],
             hint=f'`@operator("{declaration.namespace}_2::{declaration.name}")`',
         )
-    if name not in registrations and (_torch.has_kernel(name) or _has_schema(name)):
+    if name not in registrations and ((_torch.has_kernel(name) and not has_kernels) or _has_schema(name)):
         raise NameTakenError(
             declaration.name,
             "PyTorch already has an operator of this name",

@@ -16,7 +16,7 @@ from opwright.backends import cpu
 from opwright.backends.registry import device_types
 from opwright.build.load import open_library
 from opwright.contract.schema import schema_of
-from opwright.dispatch import kernels
+from opwright.dispatch import kernels, registry
 from opwright.errors import PackageError
 
 if TYPE_CHECKING:
@@ -88,6 +88,13 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
                 library.register(backend)
                 registered.add(backend)
         kernels.adopt(operator, dict.fromkeys(backends, library))
+    kernels.offer(
+        {
+            name: dict.fromkeys(registered.intersection(held["backends"]), library)
+            for name, held in made["operators"].items()
+            if name not in registry.operators and registered.intersection(held["backends"])
+        }
+    )
 
 
 def _unpacked(wheel: Path) -> tuple[dict[str, Any], Path]:

@@ -8,6 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+import opwright
+
+TOOLKIT = Path(opwright.__file__).parents[1]  # the one under test, wherever it lies
 PYPROJECT = """
 [build-system]
 requires = ["hatchling", "opwright"]
@@ -85,7 +88,7 @@ def build(project: Path, output: Path, **environment: str) -> subprocess.Complet
     blocked = project.parent / "without_torch"
     blocked.mkdir(exist_ok=True)
     (blocked / "sitecustomize.py").write_text(blocker("torch"))
-    env = {**os.environ, "PYTHONPATH": str(blocked), **environment}
+    env = {**os.environ, "PYTHONPATH": f"{blocked}{os.pathsep}{TOOLKIT}", **environment}
     command = [
         sys.executable,
         "-m",

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from sample_wheels import build, write_project
+from sample_wheels import TOOLKIT, build, write_project
 
 from opwright.package.audit import audit_wheel
 
@@ -77,6 +77,24 @@ def test_plain_calls_bypass_the_dispatcher(run) -> None:
     """)
 
 
+def test_operators_that_are_declared_after_the_first_call(run, installed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(installed, tmp_path / "copy")
+    (copy / "sample_ops/__init__.py").write_text("")
+    run(
+        """
+        import torch
+        from sample_ops.twice.op import twice
+        x = torch.arange(6.0).view(2, 3)
+        assert torch.equal(twice(x), 2 * x)
+        from sample_ops.thrice.op import thrice
+        for i in range(3):
+            assert torch.equal(thrice(x), 3 * x + i), i
+        assert torch.equal(thrice.operator.registration.direct.call(x), 3 * x + 3)
+        """,
+        copy,
+    )
+
+
 def test_a_call_that_needs_a_gradient_runs_the_kernel(run) -> None:
     """Without `@name.backward` the reference computed it: a wheel has no sources, by which kernels were told."""
     run("""
@@ -123,7 +141,7 @@ def verify(wheel: Path, *options: str, project: Path | None = None) -> subproces
         str(wheel),
         *options,
     ]
-    env = {**os.environ, "PYTHONPATH": str(sources / "src")}
+    env = {**os.environ, "PYTHONPATH": f"{sources / 'src'}{os.pathsep}{TOOLKIT}"}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
@@ -132,6 +150,10 @@ def test_verify_takes_the_kernels_of_a_wheel(wheel: Path, tmp_path: Path) -> Non
     project = shutil.copytree(wheel.parents[1] / "project", tmp_path / "project")
     source = project / "src/sample_ops/twice/cpu.cpp"
     source.write_text(source.read_text().replace("scaled<float>(x(i, j)) + (calls() - 1)", "scaled(x(i, j))"))
+    # The other operator is declared after the kernels of the wheel were registered.
+    (source.parents[1] / "__init__.py").write_text("")
+    with (source.parent / "op.py").open("a") as op:
+        op.write("@twice.samples\ndef _samples():\n    import sample_ops.thrice.op\n    yield (torch.ones(2, 3),)\n")
     for options in ((), ("--level", "v2")):
         found = verify(wheel, "--check", "numerics", *options, project=project)
         assert found.returncode == 1, found.stdout + found.stderr

@@ -21,7 +21,7 @@ from opwright.dispatch.record import Operator
 from opwright.errors import PackageError
 
 _FOLDER = Path(__file__).resolve().parent.parent
-_registered: set[str] = set()
+_registered: dict[str, str] = {}  # the library's name of the set of kernels, by backend
 
 
 def find_sources(subject: str, file: str, kernels: Mapping[str, str | Path | None]) -> dict[str, Any]:
@@ -123,12 +123,28 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
             variant = f"cpu_{level}" if backend == "cpu" else backend
             if library.opwright_register(variant.encode()) != 0:
                 raise _error(f"PyTorch refuses its {backend} kernels", rows=[("kernels", variant)])
-            _registered.add(backend)
+            _registered[backend] = variant
             for each in registry.operators.values():
-                if backend in _backends_of(each.declaration.qualified_name):
-                    each.registration.forget_choices()
-                    each.registration.direct.add(library, backend, variant, each.declaration)
+                _use_registered(each, backend)
     return True
+
+
+def _use_registered(operator: Operator, backend: str) -> None:
+    """Lets the calls of an operator find its kernels for a backend, which are registered."""
+    if backend in _backends_of(operator.declaration.qualified_name):
+        operator.registration.forget_choices()
+        operator.registration.direct.add(_library(), backend, _registered[backend], operator.declaration)
+
+
+def are_registered(declaration: Declaration) -> bool:
+    """Returns whether kernels of an operator were registered before it is declared: another one was called."""
+    return not _registered.keys().isdisjoint(_backends_of(declaration.qualified_name))
+
+
+def claim(operator: Operator) -> None:
+    """Lets the calls of an operator find kernels that were registered before it was declared."""
+    for backend in _registered:
+        _use_registered(operator, backend)
 
 
 @functools.cache

@@ -20,6 +20,13 @@ def schema_of(contract: Contract, name: str) -> str:
     return f"{name}({', '.join(_arguments(contract))}) -> {_returns(contract)}"
 
 
+def interface_of(contract: Contract, name: str) -> str:
+    """Returns the schema and, behind it, the choices in their order: kernels get their numbers."""
+    return schema_of(contract, name) + "".join(
+        f"; {p.name}: {' | '.join(p.choices)}" for p in contract.parameters if p.choices
+    )
+
+
 def coded_schema_of(contract: Contract, name: str) -> str:
     """Returns the schema of the hidden entries: the index of a choice in place of its name, no defaults.
 

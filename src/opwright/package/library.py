@@ -40,7 +40,7 @@ from opwright.build.glue import entry_symbol, glue_text, header_text
 from opwright.build.request import make_request
 from opwright.build.steps import StepFailed, run_all
 from opwright.contract.declaration import Declaration
-from opwright.contract.schema import coded_schema_of, kernel_twin, out_schema_of, schema_of
+from opwright.contract.schema import coded_schema_of, interface_of, kernel_twin, out_schema_of, schema_of
 from opwright.contract.sources import Source
 from opwright.errors import NoCompilerError, PackageError
 from opwright.package import glibc
@@ -224,7 +224,7 @@ def build_library(declarations: Sequence[Declaration], root: Path, work: Path, o
         "architectures": [f"sm_{a}" for a in options.architectures] + ["PTX"] if tools else [],
         "operators": {
             d.qualified_name: {
-                "schema": schema_of(d.contract, d.name),
+                "schema": interface_of(d.contract, d.name),
                 "backends": sorted({p.device for p in pieces if d in p.unit and _is_held(p, d, entries)}),
                 "launched": launched.get(d.qualified_name, {}),
             }

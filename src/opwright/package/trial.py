@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from opwright.backends import cpu
 from opwright.backends.registry import device_types
 from opwright.build.load import open_library
-from opwright.contract.schema import schema_of
+from opwright.contract.schema import interface_of
 from opwright.dispatch import kernels, registry
 from opwright.errors import PackageError
 
@@ -75,7 +75,7 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
     registered: set[str] = set()
     for operator in _with_backward(operators):
         held = made["operators"].get(operator.declaration.qualified_name)
-        schema = schema_of(operator.contract, operator.declaration.name)
+        schema = interface_of(operator.contract, operator.declaration.name)
         if held is None or held["schema"] != schema:
             raise PackageError(
                 operator.declaration.name, "the wheel was made from other sources",

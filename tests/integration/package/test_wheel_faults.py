@@ -239,6 +239,19 @@ def test_files_of_another_build(run, installed: Path, tmp_path: Path) -> None:
     assert "of another build than its library" in run(CALL, copy, code=1)
 
 
+def test_files_of_another_build_of_an_operator_that_is_not_called_first(run, installed: Path, tmp_path: Path) -> None:
+    copy = changed(installed, tmp_path)
+    path = copy / "sample_ops/thrice/op.py"
+    path.write_text(
+        path.read_text().replace('x: Float[Tensor, "*batch n"])', 'x: Float[Tensor, "*batch n"], a: int = 1)')
+    )
+    call = f"{CALL}; sample_ops.thrice(torch.ones(2, 3))"
+    assert "of another build than its library" in run(call, copy, code=1)
+    (copy / "sample_ops/__init__.py").write_text("")
+    call = "import torch; from sample_ops.twice.op import twice; twice(torch.ones(2, 3)); import sample_ops.thrice.op"
+    assert "of another build than its library" in run(call, copy, code=1)
+
+
 def test_two_libraries_with_one_namespace(run, installed: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(installed / "sample_ops", copy / "other_ops")

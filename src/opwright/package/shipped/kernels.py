@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from opwright.contract.declaration import Declaration
-from opwright.contract.schema import schema_of
+from opwright.contract.schema import interface_of
 from opwright.dispatch import registry
 from opwright.dispatch.launched import Launched
 from opwright.dispatch.record import Operator
@@ -108,14 +108,10 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
         return False
     if backend in _registered:
         return True
-    schema = schema_of(operator.contract, operator.declaration.name)
-    if held["schema"] != schema:
-        raise _error(
-            "its Python files are of another build than its library",
-            rows=[("library", held["schema"]), ("files", schema)],
-        )
     with registry.lock:
         if backend not in _registered:
+            for each in registry.operators.values():  # their calls find the kernels without a look at this module
+                _check_build(each.declaration)
             library = _library()
             level = library.opwright_level().decode()
             if backend == "cpu" and not level:
@@ -129,6 +125,16 @@ def ensure_loaded(operator: Operator, backend: str) -> bool:
     return True
 
 
+def _check_build(declaration: Declaration) -> None:
+    """Raises PackageError where the library has kernels of another operator under this name."""
+    held, here = _held(declaration.qualified_name), interface_of(declaration.contract, declaration.name)
+    if held.get("schema", here) != here:
+        raise _error(
+            "its Python files are of another build than its library",
+            rows=[("library", held["schema"]), ("files", here)],
+        )
+
+
 def _use_registered(operator: Operator, backend: str) -> None:
     """Lets the calls of an operator find its kernels for a backend, which are registered."""
     if backend in _backends_of(operator.declaration.qualified_name):
@@ -137,8 +143,15 @@ def _use_registered(operator: Operator, backend: str) -> None:
 
 
 def are_registered(declaration: Declaration) -> bool:
-    """Returns whether kernels of an operator were registered before it is declared: another one was called."""
-    return not _registered.keys().isdisjoint(_backends_of(declaration.qualified_name))
+    """Returns whether kernels of an operator were registered before it is declared: another one was called.
+
+    Raises:
+        PackageError: they are another build's.
+    """
+    is_registered = not _registered.keys().isdisjoint(_backends_of(declaration.qualified_name))
+    if is_registered:
+        _check_build(declaration)
+    return is_registered
 
 
 def claim(operator: Operator) -> None:

@@ -24,6 +24,7 @@ from elftools.elf.elffile import ELFFile
 
 from opwright import __version__
 from opwright.backends.cpu import LEVELS, SPECIAL_LEVELS, variant_of
+from opwright.backends.exports import find_exports
 from opwright.backends.protocol import CompiledBackend, CompileJob, WheelPart
 from opwright.backends.registry import all_backends, backend_of_device, device_types
 from opwright.backends.toolchain import (
@@ -381,8 +382,7 @@ def _check_entries(pieces: Sequence[_Piece], compiler: Compiler, work: Path) -> 
         found.setdefault(piece.variant, set()).update(listed.stdout.split())
     for piece in pieces:
         for declaration in piece.unit:
-            is_there = _is_held(piece, declaration, found)
-            if not is_there and f"OPWRIGHT_KERNEL({declaration.name}" in piece.source.read().replace(" ", ""):
+            if not _is_held(piece, declaration, found) and declaration.name in (find_exports(piece.source) or ()):
                 raise PackageError(declaration.name, "its kernel is lost on the way", rows=[("object", piece.stem)])
     return found
 

@@ -69,6 +69,16 @@ def test_modules_of_every_shape(wheel: Path, tmp_path: Path) -> None:
         (package / f"{name}.py").write_bytes(data)
     (package / "a,b.csv").write_text("1,2\n")
     (package / ".ipynb_checkpoints").mkdir()  # cannot be imported
+    # Only the backward has a kernel.
+    backward = "@twice.backward\ndef twice_backward(grad_output, x):\n    return 2 * grad_output\n"
+    (package / "twice/op.py").write_text(f"{(package / 'twice/op.py').read_text()}\n\n{backward}")
+    (package / "twice/cpu.cpp").write_text("""
+        #include <opwright/kernel.h>
+        // OPWRIGHT_KERNEL(twice, float)
+        template <typename T> void twice_backward(opwright::View<const T, 2> grad_output, opwright::View<const T, 2> x,
+                                                  opwright::View<T, 2> output) { output(0, 0) = 7; }
+        OPWRIGHT_KERNEL(twice_backward, float)
+    """)
     shutil.copy(package / "twice/op.py", package / ".ipynb_checkpoints/op-checkpoint.py")
     assert build(project, tmp_path / "dist").returncode == 0
     (made,) = (tmp_path / "dist").iterdir()
@@ -92,6 +102,10 @@ def test_modules_of_every_shape(wheel: Path, tmp_path: Path) -> None:
 sys.path.insert(0, {str(tmp_path / "site")!r})
 import sample_ops.several, sample_ops.marked, sample_ops.latin, sample_ops.fed
 assert sample_ops.latin.TEXT == "é" and sample_ops.several.TEXT == sample_ops.marked.TEXT == "é\u2028"
+import torch
+x = torch.ones(1, 1, requires_grad=True)
+sample_ops.twice(x).backward()
+assert x.grad == 7
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

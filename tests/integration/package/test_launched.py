@@ -25,7 +25,7 @@ OP = '''
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from opwright import Mutates, operator
@@ -69,6 +69,16 @@ def plus(x: Float[Tensor, "4"]) -> Float[Tensor, "4"]:
     return x + 1
 
 
+@operator("sample_ops::add_")
+def add_(x: Mutates[Float[Tensor, "n"]], index: Mutates[Int[Tensor, "n"]],
+         count: Mutates[Float32[Tensor, "n"]] | None = None) -> Int[Tensor, "n"]:
+    x.add_(index)
+    if count is not None:
+        count.add_(1)
+    index.add_(1)
+    return 2 * index
+
+
 @operator("sample_ops::double_")
 def double_(x: Mutates[Float[Tensor, "*batch n"]]) -> None:
     x.mul_(2)
@@ -81,6 +91,7 @@ from .negation import negative
 
 DTYPES = ("float32", "float64")
 calls = []
+dtypes = []
 
 
 @triton.jit
@@ -101,6 +112,21 @@ def shifted(x, shift, scale, mode, output):
     calls.append(x.shape)
     kernel[(rows,)](x, shift, output, n, x.stride(0), x.stride(1), scale, HAS_SHIFT=shift is not None, MODE=mode,
                     BLOCK=triton.next_power_of_2(n))
+
+
+@triton.jit
+def add_kernel(x, index, count, output, n, HAS_COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, mask=at < n) + tl.load(index + at, mask=at < n), mask=at < n)
+    if HAS_COUNT:
+        tl.store(count + at, tl.load(count + at, mask=at < n) + 1, mask=at < n)
+    tl.store(index + at, tl.load(index + at, mask=at < n) + 1, mask=at < n)
+    tl.store(output + at, tl.load(index + at, mask=at < n) * 2, mask=at < n)
+
+
+def add_(x, index, count, output):
+    dtypes.append((str(index.dtype), str(output.dtype)))
+    add_kernel[(1,)](x, index, count, output, x.shape[0], HAS_COUNT=count is not None, BLOCK=8)
 
 
 def double_(x):
@@ -130,7 +156,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "shifted" / "triton.py").write_text(TRITON)
     (package / "shifted" / "negation.py").write_text(NEGATION)
     (package / "__init__.py").write_text(
-        "from sample_ops.shifted.op import double_ as double_, plus as plus, shifted as shifted\n"
+        "from sample_ops.shifted.op import add_ as add_, double_ as double_, plus as plus, shifted as shifted\n"
     )
     done = build(folder / "project", folder / "dist")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,7 +172,10 @@ def test_a_wheel_has_them(wheel: Path) -> None:
     assert made["operators"]["sample_ops::shifted_backward"]["launched"] == {}
     audit = audit_wheel(wheel)
     assert audit.passed, audit.problems
-    assert "sample_ops::double_, sample_ops::plus, sample_ops::shifted need Triton on a GPU" in " ".join(audit.remarks)
+    assert (
+        "sample_ops::add_, sample_ops::double_, sample_ops::plus, sample_ops::shifted need Triton on a GPU"
+        in " ".join(audit.remarks)
+    )
 
 
 def run(wheel: Path, folder: Path, program: str, python: Path, **settings: str) -> subprocess.CompletedProcess:
@@ -193,6 +222,29 @@ print(len(calls), {len(shape) for shape in calls})
     assert (
         done.stdout.splitlines()[-1] == "43 {2}"
     )  # 5 layouts of 2 dtypes, twice 4 calls each; a gradient; two written
+
+
+def test_other_dtypes_and_absent_tensors(wheel: Path, tmp_path: Path) -> None:
+    """Kernels saw integers of a second family as they are, not as int64; the call without `count` ended in an error."""
+    tritons = stub.find_tritons()
+    if not tritons:
+        pytest.skip("no Triton at .venv/triton-*/bin/python")
+    program = """
+import torch
+from sample_ops import add_
+for dtype in (torch.int64, torch.int32, torch.int8):
+    for count in (None, torch.zeros(5)):
+        x, index = torch.zeros(5), torch.arange(5, dtype=dtype)
+        output = add_(x, index, count)
+        assert x.tolist() == [0, 1, 2, 3, 4] and index.tolist() == [1, 2, 3, 4, 5] and index.dtype == dtype
+        assert output.tolist() == [2, 4, 6, 8, 10] and output.dtype == dtype
+        assert count is None or count.eq(1).all()
+from sample_ops.shifted.triton import dtypes
+print(dtypes == 6 * [("torch.int64", "torch.int64")])
+"""
+    done = run(wheel, tmp_path, program, tritons[max(tritons)], TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["True"]
 
 
 def test_without_triton_the_references_run(wheel: Path, tmp_path: Path) -> None:

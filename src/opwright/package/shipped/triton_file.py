@@ -29,6 +29,8 @@ class TritonFile:
 
     def find_refusal(self, contract: Contract, dtype: torch.dtype) -> str:
         """Returns why its kernels are not for a dtype; "" where they are."""
+        if any(_is_converted(t, contract) and t.family.has_floats for t in _types(contract)):
+            return "it has a second family of floating-point dtypes"
         dtypes = getattr(self._module, "DTYPES", None)
         return "" if dtypes is None or str(dtype).removeprefix("torch.") in dtypes else f"DTYPES is {dtypes}"
 
@@ -41,11 +43,11 @@ class TritonFile:
         contract = declaration.contract
         absent = {p.name for p, value in zip(contract.parameters, values, strict=True) if value is None}
         given = [
-            value if p.type is None or value is None else _flat(value, p.type)
+            value if p.type is None or value is None else _view(value, p.type, contract)
             for p, value in zip(contract.parameters, values, strict=True)
         ]
         made = [
-            None if output.gradient_of in absent else _flat(tensor, output.type)
+            None if output.gradient_of in absent else _view(tensor, output.type, contract)
             for output, tensor in zip(contract.outputs, outputs, strict=True)
         ]
         tensor = next(value for value in [*outputs, *values] if isinstance(value, Tensor))
@@ -54,9 +56,11 @@ class TritonFile:
                 getattr(self._module, declaration.name)(*given, *made)
         except AssertionError as error:
             raise KernelError(declaration.name, f"its launch function refuses: {error}") from None
-        for parameter, value, flat in zip(contract.parameters, values, given, strict=True):
-            if parameter.mutated and flat.data_ptr() != value.data_ptr():
-                value.copy_(flat.reshape(value.shape))
+        written = [p.mutated and value is not None for p, value in zip(contract.parameters, values, strict=True)]
+        written += [view is not None for view in made]
+        for is_written, value, view in zip(written, [*values, *outputs], [*given, *made], strict=True):
+            if is_written and view.data_ptr() != value.data_ptr():
+                value.copy_(view.reshape(value.shape))
 
 
 def load(module: str) -> Launched:
@@ -69,8 +73,19 @@ def load(module: str) -> Launched:
     return Launched(file, file)
 
 
-def _flat(tensor: Tensor, type_: TensorType) -> Tensor:
-    """Returns a tensor with its variadic axis as one dimension: a view where strides allow it, else a copy."""
+def _types(contract: Contract) -> list[TensorType]:
+    return [p.type for p in contract.parameters if p.type is not None] + [output.type for output in contract.outputs]
+
+
+def _is_converted(type_: TensorType, contract: Contract) -> bool:
+    """Returns whether kernels see tensors as int64: those of families other than the one that they are compiled for."""
+    return not type_.family.is_single and type_.family != contract.scalar_family
+
+
+def _view(tensor: Tensor, type_: TensorType, contract: Contract) -> Tensor:
+    """Returns a tensor as kernels see it, with its variadic axis as one dimension: a view if that can be, else a copy."""
+    if _is_converted(type_, contract):
+        tensor = tensor.to(torch.int64)
     at = type_.variadic_at
     if at is None:
         return tensor

@@ -367,6 +367,15 @@ def test_both_halves_are_in_the_library(ns: str) -> None:
     assert "opwright_cuda_plus_dtypes_16bit" in names
 
 
+def test_a_source_whose_header_has_device_memory_stays_whole(ns: str, tmp_path: Path) -> None:
+    """The variable existed once in each half, and the host filled one of them."""
+    (tmp_path / "tables.cuh").write_text("__constant__ float table[4];\n")
+    source = CUDA.replace("OPWRIGHT_KERNEL(plus, float)", "OPWRIGHT_KERNEL(plus, float, opwright::half)")
+    source = source.replace("T(x[i] + T(1))", "T(float(x[i]) + table[0])")
+    library = build(declare(ns, source=f'#include "{tmp_path}/tables.cuh"\n{source}'), "cuda")
+    assert "kernel0_cuda" in library.entry.record.seconds
+
+
 def test_a_kernel_without_a_template_is_exported_once(ns: str) -> None:
     source = """
 #include <opwright/kernel.h>

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from opwright import settings
 from opwright.backends.flag_paths import absolute
@@ -61,7 +60,7 @@ class CpuBackend(CompiledBackend):
         self, source: Source, levels: Mapping[str, Sequence[str]], architectures: Sequence[str]
     ) -> list[WheelPart]:
         """Returns a part for each level; special ones only of sources that ask for them."""
-        text = _read_with_headers(source.read(), source.path, set())
+        text = source.with_headers(source.read())
         return [
             WheelPart(variant_of(level), "", self.wheel_flags(flags, architectures, None))
             for level, flags in levels.items()
@@ -82,17 +81,6 @@ class CpuBackend(CompiledBackend):
             job.compiler.path, *job.flags, *prefix_maps, "-I", str(INCLUDE), "-include", job.header,
             "-c", str(job.path), "-o", f"{job.stem}.o",
         ]  # fmt: skip
-
-
-def _read_with_headers(text: str, path: Path | None, seen: set[Path]) -> str:
-    """Returns the text of a source with those of the headers next to it."""
-    texts = [text]
-    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.MULTILINE) if path else []:
-        header = (path.parent / name).resolve()
-        if header not in seen and header.is_file():
-            seen.add(header)
-            texts.append(_read_with_headers(header.read_text(errors="replace"), header, seen))
-    return "\n".join(texts)
 
 
 BACKEND = CpuBackend()

@@ -15,7 +15,6 @@ from opwright.errors import DeclarationError
 # A comment; a string, which may hold the beginning of one, is passed over.
 _COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _EXPORT = re.compile(r"\bOPWRIGHT_KERNEL\(\s*(\w+)\s*,?([^)]*)\)", re.MULTILINE)
-_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _DEFINE = re.compile(r"^\s*#\s*define\b.*", re.MULTILINE)
 
 
@@ -27,10 +26,11 @@ def find_exports(source: Source) -> dict[str, list[str]] | None:
     backend = all_backends()[source.backend]
     if not isinstance(backend, CompiledBackend) or not backend.is_read_in_place:
         return None
-    folder = source.path.parent if source.path else Path(source.origin).parent
     try:
-        texts = [source.read(), *_read_includes(source.read(), folder, set())]
+        texts = [source.read(), *source.read_headers(source.read())]
     except (OSError, UnicodeDecodeError):
+        return None
+    if None in texts:
         return None
     code = "\n".join(without_comments(text).replace("\\\n", " ") for text in texts)
     if "OPWRIGHT_KERNEL" in "".join(_DEFINE.findall(code)):
@@ -86,14 +86,3 @@ def _defines(source: Source, name: str) -> bool:
 def without_comments(text: str) -> str:
     """Returns C++ without its comments; lines stay lines."""
     return _COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), text)
-
-
-def _read_includes(text: str, folder: Path, seen: set[Path]) -> list[str]:
-    found = []
-    for name in _INCLUDE.findall(text):
-        path = (folder / name).resolve()
-        if path not in seen:
-            seen.add(path)
-            inner = path.read_text(errors="replace")
-            found += [inner, *_read_includes(inner, path.parent, seen)]
-    return found

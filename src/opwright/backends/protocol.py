@@ -202,7 +202,7 @@ class CompiledBackend(Backend):
         return "OPWRIGHT_KERNEL(" in text
 
     def split(self, text: str) -> tuple[str, ...]:
-        """Returns the parts that a source is compiled in, side by side; "" is the whole."""
+        """Returns the parts that a source is compiled in, by its text with its headers; "" is the whole."""
         return ("",)
 
     @abstractmethod

@@ -244,7 +244,7 @@ class _Kernels:
                     path.write_text(request.translations[source])
                 else:
                     path = source.path or _write_inline(source, work / f"source{i}_{device}{backend.suffix}")
-                for part in backend.split(request.texts[source]):
+                for part in backend.split(source.with_headers(request.texts[source])):
                     stem = f"kernel{i}_{backend.name}{part}"
                     job = _job(request, tools, identities, backend, path, stem)
                     self._jobs.append((backend, job, part))

@@ -23,8 +23,12 @@ LEVELS = {
     },
     "aarch64": {"base": ("-march=armv8-a",)},
 }
-# Levels that only sources have which name such a macro; the others' kernels are those of the level named here.
-SPECIAL_LEVELS = {"v4bf16": ("v4", re.compile("__AVX512BF16__|__AMX_")), "v4amx": ("v4", re.compile("__AMX_"))}
+# Levels that only sources have which name such a macro; the others' kernels are those of the first of these levels that
+# has them.
+SPECIAL_LEVELS = {
+    "v4bf16": (("v4",), re.compile("__AVX512BF16__|__AMX_")),
+    "v4amx": (("v4bf16", "v4"), re.compile("__AMX_")),
+}
 
 
 def variant_of(level: str) -> str:
@@ -66,7 +70,7 @@ class CpuBackend(CompiledBackend):
             for level, flags in levels.items()
             if level not in SPECIAL_LEVELS
             or SPECIAL_LEVELS[level][1].search(text)
-            or SPECIAL_LEVELS[level][0] not in levels
+            or SPECIAL_LEVELS[level][0][-1] not in levels
         ]
 
     def wheel_flags(self, level: Sequence[str], architectures: Sequence[str], tool: None) -> tuple[str, ...]:

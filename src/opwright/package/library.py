@@ -393,14 +393,16 @@ def _is_held(piece: _Piece, declaration: Declaration, entries: dict[str, set[str
 
 
 def _aliases(entries: dict[str, set[str]], levels: Iterable[str]) -> list[str]:
-    """Returns the flags that give a special level the entries of a plain one, where it has none of its own."""
+    """Returns the flags that give a special level the entries of plainer ones, where it has none of its own."""
     flags = []
     for level in (name for name in levels if name in SPECIAL_LEVELS):
-        own, plain = variant_of(level), variant_of(SPECIAL_LEVELS[level][0])
-        for symbol in sorted(entries.get(plain, ())):
-            name = symbol.replace(f"opwright_{plain}_", f"opwright_{own}_", 1)
-            if name not in entries[own]:
-                flags.append(f"-Wl,--defsym={name}={symbol}")
+        own, found = variant_of(level), set(entries[variant_of(level)])
+        for plain in map(variant_of, SPECIAL_LEVELS[level][0]):
+            for symbol in sorted(entries.get(plain, ())):
+                name = symbol.replace(f"opwright_{plain}_", f"opwright_{own}_", 1)
+                if name not in found:
+                    found.add(name)
+                    flags.append(f"-Wl,--defsym={name}={symbol}")
     return flags
 
 

@@ -15,6 +15,7 @@ import pytest
 from sample_wheels import TOOLKIT, build, write_project
 
 from opwright.package.audit import audit_wheel
+from opwright.package.library import _aliases
 
 pytestmark = pytest.mark.compiler
 
@@ -127,6 +128,18 @@ def test_every_level(run) -> None:
             assert sample_ops.twice(x)[0, 0] == 2  # each level has its own `calls`
             library.opwright_unregister(f"cpu_{level}".encode())
     """)
+
+
+def test_a_special_level_takes_the_kernels_of_the_nearest_one() -> None:
+    """On machines with AMX, kernels for AVX512_BF16 were left out."""
+    names = {"cpu_v4": ("one", "two"), "cpu_v4bf16": ("one",), "cpu_v4amx": ("three",)}
+    entries = {variant: {f"opwright_{variant}_{name}" for name in held} for variant, held in names.items()}
+    flags = _aliases(entries, ["v3", "v4", "v4bf16", "v4amx"])
+    assert set(flags) == {
+        "-Wl,--defsym=opwright_cpu_v4bf16_two=opwright_cpu_v4_two",
+        "-Wl,--defsym=opwright_cpu_v4amx_one=opwright_cpu_v4bf16_one",
+        "-Wl,--defsym=opwright_cpu_v4amx_two=opwright_cpu_v4_two",
+    }
 
 
 def verify(wheel: Path, *options: str, project: Path | None = None) -> subprocess.CompletedProcess:

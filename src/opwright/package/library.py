@@ -273,18 +273,26 @@ static const char *const schemas[] = {{
 {lines}    0,
 }};
 
-// Defines the operators and registers their kernels. Zero on success; the second call does nothing.
-__attribute__((visibility("default"))) int opwright_define(void) {{
-  static Handle library;
+static int define(Handle library) {{
   char backend[16];
-  opwright_has_no_python = 1;
-  if (library) return 0;
-  if (aoti_torch_library_init_fragment("{declarations[0].namespace}", "opwright", 0, &library)) return 1;
   for (const char *const *schema = schemas; *schema; ++schema) {{
     if (aoti_torch_library_def(library, *schema)) return 1;
   }}
   snprintf(backend, sizeof backend, "{variant_of("%s")}", opwright_level());
   return (*opwright_level() && opwright_register(backend)){others};
+}}
+
+// Defines the operators and registers their kernels. Zero on success; another call then does nothing.
+__attribute__((visibility("default"))) int opwright_define(void) {{
+  if (opwright_has_no_python) return 0;
+  Handle library;
+  if (aoti_torch_library_init_fragment("{declarations[0].namespace}", "opwright", 0, &library)) return 1;
+  if (define(library)) {{
+    aoti_torch_delete_library_object(library);
+    return 1;
+  }}
+  opwright_has_no_python = 1;
+  return 0;
 }}
 """
 

@@ -116,6 +116,29 @@ def test_a_call_that_needs_a_gradient_runs_the_kernel(run) -> None:
     """)
 
 
+def test_a_program_without_the_package_defines_its_operators(run, installed: Path) -> None:
+    library = installed / "sample_ops/_opwright/library.so"
+    program = f"""
+        import ctypes, torch
+        define = ctypes.CDLL({str(library)!r}).opwright_define
+        print(define(), define(), torch.ops.sample_ops.twice(torch.ones(1, 2)).tolist())
+    """
+    assert run(program) == "0 0 [[2.0, 2.0]]\n"
+
+
+def test_a_program_with_python_is_told_that_its_operators_are_defined(run) -> None:
+    """The second call reported success, and references no longer ran."""
+    run("""
+        import torch, sample_ops
+        from sample_ops._opwright.dispatch import kernels
+        x = torch.arange(6.0).view(2, 3)
+        assert torch.equal(sample_ops.twice(x), 2 * x)
+        assert [kernels._library().opwright_define() for _ in range(2)] == [1, 1]
+        assert torch.equal(sample_ops.twice(x), 2 * x + 1)
+        assert torch.equal(sample_ops.twice(x.half()), 2 * x.half())  # the reference
+    """)
+
+
 def test_every_level(run) -> None:
     run("""
         import torch, sample_ops

@@ -89,21 +89,41 @@ class _Translator:
             line = statement.lineno
             if isinstance(statement, ast.Return) and statement.value is not None:
                 return self.expression(statement.value, locals_)
+            if self._assigns(statement, locals_):
+                continue
             if isinstance(statement, ast.If):
                 rest = body[index + 1 :]
                 condition = self.expression(statement.test, locals_)
                 # What follows belongs to whichever branch does not return, so it is read after each.
                 then = self.block([*statement.body, *rest], dict(locals_), line)
                 return ["if", condition, then, self.block([*statement.orelse, *rest], dict(locals_), line)]
-            if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
-                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                if len(targets) == 1 and isinstance(targets[0], ast.Name):
-                    locals_[targets[0].id] = self.expression(statement.value, locals_)
-                    continue
-            is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            if not is_docstring and not isinstance(statement, ast.Pass):
-                raise NotTranslatable(f"`{_shown(statement)}` is not an assignment, `if` or `return`", line)
+            raise NotTranslatable(f"`{_shown(statement)}` is not an assignment, `if` or `return`", line)
         raise NotTranslatable("there is a way to its end without `return`", line)
+
+    def _assigns(self, statement: ast.stmt, locals_: dict[str, Expression]) -> bool:
+        """Translates a statement that assigns one name, those of both branches of an `if`, or none.
+
+        Returns False for others, which leave `locals_` as they are.
+        """
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            if len(targets) == 1 and isinstance(targets[0], ast.Name):
+                locals_[targets[0].id] = self.expression(statement.value, locals_)
+                return True
+        if isinstance(statement, ast.If):
+            condition = self.expression(statement.test, locals_)
+            then, other = dict(locals_), dict(locals_)
+            branches = (statement.body, then), (statement.orelse, other)
+            if not all(self._assigns(inner, found) for body, found in branches for inner in body):
+                return False
+            if then.keys() != other.keys():
+                return False
+            for name in then:
+                is_same = then[name] is other[name]
+                locals_[name] = then[name] if is_same else ["if", condition, then[name], other[name]]
+            return True
+        is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        return is_docstring or isinstance(statement, ast.Pass)
 
     def expression(self, node: ast.expr, locals_: Mapping[str, Expression]) -> Expression:
         def of(part: ast.expr) -> Expression:

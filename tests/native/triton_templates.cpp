@@ -17,6 +17,7 @@
 
 #include "../../src/opwright/native/src/triton/json.h"
 #include "opwright/triton.h"
+#include "opwright/triton/operator.h"
 
 using namespace opwright::triton;
 using opwright::triton::detail::json_quoted;
@@ -220,6 +221,12 @@ void pointers() {
   pointer_to<uint64_t>("u64", DType::u64);
   pointer_to<bool>("u1", DType::u1);
   value("null of a type", "*fp32:16", of_pointer(DType::fp32, 0), static_cast<float*>(nullptr));
+  static float no_data[2];  // where the glue lets views of empty tensors point
+  value("empty view", "*fp32:16", of_pointer(DType::fp32, 0),
+        opwright::View<const float, 2>{no_data + 1, {3, 0}, {0, 1}});
+  value("view", "*fp32:16", of_pointer(DType::fp32, 0x1000),
+        opwright::View<float, 1>{at<float>(0x1000), {3}, {1}});
+  value("view of nothing", "none", Argument{}, opwright::View<float, 1>{});
   value("nullptr", "none", Argument{}, nullptr);
   value("nullopt", "none", Argument{}, std::nullopt);
   value("Pointer", "*bf16", of_pointer(DType::bf16, 0x1002),

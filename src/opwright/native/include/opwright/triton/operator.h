@@ -18,8 +18,10 @@ namespace opwright::triton {
 template <typename T, int R>
 struct as_pointer<View<T, R>> {
   static Pointer get(const View<T, R>& view) {
-    // The glue has checked devices; an optional argument that was not given has no data.
-    return {view.data(), view.data() ? dtype_of<std::remove_const_t<T>>::value : DType::none};
+    // The glue has checked devices; an optional argument that was not given has no data. Views of
+    // empty tensors point to the host's memory, and PyTorch's to none.
+    if (!view.data()) return {};
+    return {view.numel() ? view.data() : nullptr, dtype_of<std::remove_const_t<T>>::value};
   }
 };
 

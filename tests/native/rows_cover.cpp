@@ -66,8 +66,9 @@ int main() {
   Found found;
   for (int i = 0; i < 4000; ++i) {
     const bool is_packed = random() % 2, is_flat = random() % 3 == 0;
-    const int64_t n = random() % 2 ? up_to(40) : up_to(3000), most = 60000 / n;
-    const int64_t count = up_to(static_cast<int>(most < 1 ? 1 : most));
+    const int64_t width = random() % 2 ? up_to(40) : up_to(3000), most = 60000 / width;
+    const int64_t n = random() % 100 ? width : 0;
+    const int64_t count = random() % 100 ? up_to(static_cast<int>(most < 1 ? 1 : most)) : 0;
     // Rows that are not whole packs of 8 are cut 8 at a time.
     const int pack = is_packed ? 8 : 1, step = is_packed && n % 8 ? 8 : 1;
     const Rows rows =

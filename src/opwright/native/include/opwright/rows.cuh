@@ -47,7 +47,9 @@ inline bool is_wasteful(int64_t width, int64_t columns) {
 }
 
 // Rows for packs of `pack` elements; the height is a multiple of `height_step` (or all rows).
+// Without elements there are no panels.
 inline Rows cut_rows(int64_t rows, int64_t n, int pack, int height_step = 1) {
+  if (rows == 0 || n == 0) return {n, 0, 1, 0, 0};
   // A few warps wide, so that a panel's end costs little; 64 steps then find a good height.
   const int64_t least = (4 * kWarp * pack + n - 1) / n;
   int64_t height = (least + height_step - 1) / height_step * height_step;
@@ -62,12 +64,14 @@ inline Rows cut_rows(int64_t rows, int64_t n, int pack, int height_step = 1) {
 
 // Rows of a tensor without rows: `count` elements cut into panels of one block's width.
 inline Rows cut_flat(int64_t count, int pack) {
+  if (count == 0) return {0, 0, 1, 0, 0};
   const int64_t width = count < kThreads * pack ? count : kThreads * pack;
   const int64_t panels = (count + width - 1) / width;
   return {width, width, 1, static_cast<int32_t>(panels), count - (panels - 1) * width};
 }
 
-// Grid and block of a launch; each block goes through `depth` panels.
+// Grid and block of a launch; each block goes through `depth` panels. One block where there are
+// none.
 struct Tiling {
   dim3 grid, block;
   int32_t depth;
@@ -84,6 +88,7 @@ struct Shape {
 };
 
 inline Tiling tile(const Rows& rows, Shape shape) {
+  if (rows.panels == 0) return {dim3(1), dim3(kThreads), 1};
   int across = kThreads;
   while (across > kWarp && kThreads / across * 2 <= rows.panels &&
          (across > shape.across || is_wasteful(rows.width, int64_t{across} * shape.pack))) {

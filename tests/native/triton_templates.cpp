@@ -395,6 +395,18 @@ void grids() {
       kernel(nullptr, Grid{5, 6, 1}, at<float>(0x2000), 2001);
     }
   });
+  report("bound to a tuple", "((*fp32:16, i32), fp32), i32", [&] {
+    const Kernel plain(file, "plain");
+    const auto nested = [](auto number) {
+      return std::tuple(std::tuple(at<float>(0x1000), number), 0.5);
+    };
+    const FrozenKernel bound = plain.bind(nested(3), 7);
+    for (const LaunchHooks* hooks : {static_cast<const LaunchHooks*>(nullptr), &kHooks}) {
+      set_launch_hooks(hooks);
+      bound(nullptr, Grid{1}, nested(int64_t{5}), 7);
+      plain(nullptr, Grid{1}, nested(5), 7);
+    }
+  });
   report("prepared and bound", "*fp32:16, i32, =32", [&] {
     kernel.prepare(at<float>(0x1000), 1001, cx(32));
     const int64_t before = launches();
@@ -429,6 +441,15 @@ void refusals() {
   refused("bound with others", [&] {
     const FrozenKernel bound = kernel.bind(at<float>(0x1000), 1000);
     bound(nullptr, Grid{1}, 0.5, at<float>(0x1000));
+  });
+  const Kernel plain(file, "plain");
+  refused("bound with other items", [&] {
+    const FrozenKernel bound = plain.bind(std::tuple(at<float>(0x1000), 3), 7);
+    bound(nullptr, Grid{1}, std::tuple(2.5, 3), 7);
+  });
+  refused("bound with fewer items", [&] {
+    const FrozenKernel bound = plain.bind(std::tuple(std::tuple(at<float>(0x1000), 3), 5), 7);
+    bound(nullptr, Grid{1}, std::tuple(std::tuple(at<float>(0x1000)), 5), 7);
   });
   refused("dynamic name before position", [&] {
     launch(kernel, nullptr, Grid{1},

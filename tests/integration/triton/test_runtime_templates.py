@@ -36,7 +36,7 @@ SAME = [
     *names("same"),
     *names("grid"),
 ]
-SAME += ["grid of a bound kernel", "prepared and bound"]
+SAME += ["grid of a bound kernel", "bound to a tuple", "prepared and bound"]
 REFUSED = names("refused")
 
 

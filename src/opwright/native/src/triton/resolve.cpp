@@ -288,15 +288,45 @@ const Entry* resolve(KernelState* kernel, Call& call, std::vector<std::string> t
   return published;
 }
 
+namespace {
+
+bool are_alike(uint8_t one, uint8_t other) {
+  const int a = one & kKindBits, b = other & kKindBits;
+  const bool are_integers = a >= kI32 && a <= kU64 && b >= kI32 && b <= kU64;
+  return a == b || are_integers;
+}
+
+// Whether the items of two arguments that are alike are alike too, where these are tuples. Moves
+// past the payloads of both.
+bool have_same_items(uint8_t code, const uint64_t*& one, const uint64_t*& other) {
+  const int kind = code & kKindBits;
+  if (kind >= kDescriptor && kind < kPointer) ++one, ++other;
+  if (kind != kTuple) return true;
+  const auto* items = reinterpret_cast<const unsigned char*>(one);
+  const auto* others = reinterpret_cast<const unsigned char*>(other);
+  size_t count = 0;
+  for (; items[count] != kTupleEnd; ++count) {
+    if (!are_alike(items[count], others[count])) return false;
+  }
+  if (others[count] != kTupleEnd) return false;
+  one += count / 8 + 1, other += count / 8 + 1;
+  for (size_t i = 0; i < count; ++i) {
+    if (!have_same_items(items[i], one, other)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 void check_bound(const KernelState* kernel, const Entry* entry, const Call& call) {
   const auto* bound = reinterpret_cast<const unsigned char*>(entry->words.get());
   const auto* given = reinterpret_cast<const unsigned char*>(call.words);
+  const size_t count = 8 * size_t{call.code_words};
   bool is_same = call.word_count <= entry->word_count && call.name_count == 0;
-  for (size_t i = 0; is_same && i < 8 * size_t{call.code_words}; ++i) {
-    const int a = bound[i] & kKindBits, b = given[i] & kKindBits;
-    const bool are_integers = a >= kI32 && a <= kU64 && b >= kI32 && b <= kU64;
-    is_same = a == b || are_integers;
-  }
+  for (size_t i = 0; is_same && i < count; ++i) is_same = are_alike(bound[i], given[i]);
+  const uint64_t* one = entry->words.get() + call.code_words;
+  const uint64_t* other = call.words + call.code_words;
+  for (size_t i = 0; is_same && i < count; ++i) is_same = have_same_items(given[i], one, other);
   if (is_same) return;
   throw Error(Cause::kArgument,
               subject_of(*kernel->description.load(std::memory_order_acquire)) +

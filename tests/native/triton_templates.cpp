@@ -459,6 +459,24 @@ void refusals() {
           [&] { kernel(nullptr, 1, at<float>(0x1000), 5, named<"p">(at<float>(0x1000))); });
 }
 
+// Hooks come in pairs, also where the driver refuses a launch.
+void failures() {
+  static int depth = 0;
+  static const LaunchHooks hooks{[](const LaunchInfo&, void*) { ++depth; },
+                                 [](const LaunchInfo&, void*) { --depth; }, nullptr};
+  const Kernel kernel(file, "sized");
+  report("hooks of a failed launch", "", [&] {
+    kernel.prepare(at<float>(0x1000), 1000);
+    set_launch_hooks(&hooks);
+    stub<int(const char*, int, int)>("stub_fail")("cuLaunchKernelEx", 1, 701);
+    try {
+      kernel(nullptr, 1, at<float>(0x1000), 1000);
+    } catch (const Error& error) {
+      throw std::runtime_error(std::to_string(depth) + " open: " + error.what());
+    }
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -466,5 +484,6 @@ int main(int argc, char** argv) {
   file = argv[1];
   folder = argv[2];
   results.open(folder + "/results.jsonl");
-  for (const auto part : {numbers, pointers, tuples, constants, names, grids, refusals}) part();
+  for (const auto part : {numbers, pointers, tuples, constants, names, grids, refusals, failures})
+    part();
 }

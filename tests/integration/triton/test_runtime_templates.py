@@ -77,6 +77,13 @@ def test_misuse_is_refused(results: Any, name: str) -> None:
     assert (bool(result["error"]), records) == (True, [])
 
 
+def test_hooks_come_in_pairs_where_a_launch_fails(results: Any) -> None:
+    """The function `exit` was not called."""
+    result, _ = results["hooks of a failed launch"]
+    assert result["error"].startswith("0 open: "), result["error"]
+    assert "the launch failed" in result["error"]
+
+
 def test_a_name_before_a_position_does_not_compile(tmp_path: Path) -> None:
     program = tmp_path / "turned.cpp"
     program.write_text(

@@ -308,8 +308,8 @@ void launch_special(const KernelState& kernel, const Entry& entry, Call& call, S
   if (hooks && hooks->enter) hooks->enter(info, hooks->data);
   Result result = loaded_driver->launch(&config, entry.function, nullptr, extra);
   if (result == kSuccess && checks) result = loaded_driver->stream_synchronize(stream);
-  if (result != kSuccess) launch_failed(kernel, entry, config, result);
   if (hooks && hooks->exit) hooks->exit(info, hooks->data);
+  if (result != kSuccess) launch_failed(kernel, entry, config, result);
 }
 
 void refuse_grid(const KernelState& kernel, const Grid& grid) {

@@ -135,6 +135,19 @@ def test_of_two_tritons_one_is_launched(entries: list[Entry], tmp_path: Path, dr
         assert records[0]["kernel"] == {12080: "right", 12000: "left"}[driver]
 
 
+def test_a_pack_whose_cubin_the_driver_cannot_load_is_passed_over(entries: list[Entry], tmp_path: Path) -> None:
+    base, kinds = one(entries, "left", 80).record, ((13000, "right"), (12000, "left"))
+    packs = [
+        pack(
+            [Entry({**base, "cuda": cuda, "symbol": symbol}, one(entries, symbol, 80).blob), one(entries, "left", None)]
+        )
+        for cuda, symbol in kinds
+    ]
+    (error,), records = run(tmp_path, packs, [left()], arch=80, driver_version=12080)
+    assert error is None
+    assert [record["kernel"] for record in records] == ["left"]
+
+
 def place(entries: list[Entry], file: str) -> list[Entry]:
     return [changed(entry, file=file) for entry in entries]
 

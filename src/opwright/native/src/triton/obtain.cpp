@@ -288,7 +288,8 @@ std::vector<int> version_of(const std::string& text) {
   return parts;
 }
 
-// The kernel in the packs: of the newest Triton that the driver can load.
+// The kernel in the packs: of the first pack with one that the driver can load, and there of the
+// newest Triton.
 std::shared_ptr<Compiled> in_packs(const ProcessSettings& settings, const std::string& filed_under,
                                    const std::string& key, const std::string& file) {
   std::shared_ptr<Compiled> best;
@@ -305,7 +306,7 @@ std::shared_ptr<Compiled> in_packs(const ProcessSettings& settings, const std::s
         best = std::move(found);
       }
     }
-    if (best) return best;
+    if (best && best->cuda <= newest) return best;
   }
   return best;
 }

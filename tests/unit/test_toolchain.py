@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from opwright.backends.toolchain import find_compiler, header_folders, is_of_c_library
+from opwright.backends.toolchain import find_compiler, header_folders, is_of_c_library, remember
 
 
 @pytest.fixture
@@ -105,3 +106,20 @@ def test_compilers_behind_links_to_a_launcher(tmp_path: Path, monkeypatch: pytes
         return compiler.identity
 
     assert [identity("one", "1"), identity("two", "1"), identity("one", "1.1")] == ["one 1", "two 1", "one 1.1"]
+
+
+def test_threads_that_ask_at_once_write_their_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One moved the file that the other was still writing, so half an answer was remembered."""
+    written, both = [], threading.Barrier(2)
+    monkeypatch.setattr(Path, "rename", lambda path, target: written.append(path.name))
+
+    def ask() -> str:
+        both.wait(60)
+        return "answer"
+
+    threads = [threading.Thread(target=remember, args=("question", tmp_path, ask)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(written)) == 2

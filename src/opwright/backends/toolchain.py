@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def remember(subject: str | None, identities: Path, ask: Callable[[], str], name
         if not identities.is_dir():
             make_root(identities.parent)
             identities.mkdir(mode=0o700, exist_ok=True)
-        temporary = identities / f"{key}.{os.getpid()}"
+        temporary = identities / f"{key}.{os.getpid()}.{threading.get_ident()}"
         temporary.write_text(answer)
         temporary.rename(remembered)
     except (OSError, StoreOwnerError):

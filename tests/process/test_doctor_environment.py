@@ -173,6 +173,11 @@ def test_cuda_home(machine, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"TORCH_CUDA_ARCH_LIST": "Ampere"}, ("86",), "ok", "TORCH_CUDA_ARCH_LIST=Ampere", ""),
         ({"TORCH_CUDA_ARCH_LIST": "bogus"}, (), "wrong", "'bogus'", 'TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"'),
         ({"OPWRIGHT_ARCH": "90"}, ("80",), "wrong", "sm_80", "`export OPWRIGHT_ARCH=80`"),
+        ({"OPWRIGHT_ARCH": "80"}, ("90",), "ok", "OPWRIGHT_ARCH=80", ""),
+        # PTX is that of the newest alone.
+        ({"OPWRIGHT_ARCH": "80,100"}, ("90",), "wrong", "nothing for the GPU here, sm_90", "`export OPWRIGHT_ARCH=90`"),
+        ({"OPWRIGHT_ARCH": "80,90a"}, ("100",), "wrong", "nothing for the GPU here", "`export OPWRIGHT_ARCH=100`"),
+        ({"OPWRIGHT_ARCH": "90a"}, ("90",), "ok", "OPWRIGHT_ARCH=90a", ""),
         ({"OPWRIGHT_ARCH": "120"}, (), "wrong", "this nvcc does not know 120", "`unset OPWRIGHT_ARCH`"),
         ({"OPWRIGHT_ARCH": "ninety"}, (), "wrong", "'ninety'", "OPWRIGHT_ARCH=90"),
         ({}, ("120",), "wrong", "does not know the GPU here, sm_120", "--upgrade nvidia-cuda-nvcc"),
@@ -181,6 +186,7 @@ def test_cuda_home(machine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_architectures(machine, monkeypatch, named, gpus, state, detail, hint) -> None:
     for name, value in named.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(cuda, "known_architectures", lambda nvcc: ["80", "86", "90", "100"])
     machine.has(gpus=gpus, driver="13.0")
     machine.sees("architectures", state, detail, hint)
 

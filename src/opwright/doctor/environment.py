@@ -359,9 +359,15 @@ def _size_bytes(root: Path) -> int:
 
 
 def _covers(values: Sequence[str], gpu: str, has_ptx: bool) -> bool:
-    numbers = [int(value.rstrip("af")) for value in values]
-    same = any(n // 10 == int(gpu) // 10 and n <= int(gpu) for n in numbers)
-    return same or (has_ptx and min(numbers, default=0) <= int(gpu))
+    """Returns whether machine code for these architectures, or PTX of the newest, runs on a GPU."""
+    numbers = {value: int(value.rstrip("af")) for value in values}
+    here = int(gpu)
+    if any(
+        n == here or (n // 10 == here // 10 and n < here and not value.endswith("a")) for value, n in numbers.items()
+    ):
+        return True
+    newest = max(numbers.values(), default=0)
+    return has_ptx and newest <= here and str(newest) in values  # that of "90a" and "100f" is for these alone
 
 
 def _export(name: str, gpus: Sequence[str]) -> str:

@@ -72,6 +72,8 @@ int main(int argc, char** argv) {
   EXPECT(is_same(pointer_to(moved), {}));
   EXPECT(is_same(pointer_to(torch::stable::Tensor()), {}));
   EXPECT(ot::current_stream(x) == nullptr);
+  EXPECT(ot::current_stream(torch::stable::Tensor()) == nullptr);
+  EXPECT(ot::current_stream(make_tensor(aoti_torch_dtype_complex64())) == nullptr);
 
   const ot::Kernel add(KERNEL_FILE, "add_kernel");
   const std::optional<torch::stable::Tensor> some = x;

@@ -27,6 +27,20 @@ namespace detail {
               "of a subclass or of FakeTensor has no memory.");
 }
 
+inline int device_of(AtenTensorHandle handle) {
+  int32_t type = 0, device = 0;
+  if (aoti_torch_get_device_type(handle, &type) != 0 ||
+      aoti_torch_get_device_index(handle, &device) != 0) {
+    refuse_stable_tensor();
+  }
+  return type == static_cast<int32_t>(c10::DeviceType::CUDA) ? device : kHostDevice;
+}
+
+inline bool is_defined(AtenTensorHandle handle) {
+  bool found = false;
+  return handle && aoti_torch_is_defined(handle, &found) == 0 && found;
+}
+
 }  // namespace detail
 
 template <>
@@ -34,18 +48,14 @@ struct as_pointer<torch::stable::Tensor> {
   // The functions of the ABI themselves: the members of Tensor convert dtypes one by one.
   static Pointer get(const torch::stable::Tensor& tensor) {
     const AtenTensorHandle handle = tensor.get();
-    bool is_defined = false;
-    if (!handle || aoti_torch_is_defined(handle, &is_defined) != 0 || !is_defined) return {};
+    if (!detail::is_defined(handle)) return {};
     void* address = nullptr;
-    int32_t type = 0, device_type = 0, device = 0;
+    int32_t type = 0;
     if (aoti_torch_get_data_ptr(handle, &address) != 0 ||
-        aoti_torch_get_dtype(handle, &type) != 0 ||
-        aoti_torch_get_device_type(handle, &device_type) != 0 ||
-        aoti_torch_get_device_index(handle, &device) != 0) {
+        aoti_torch_get_dtype(handle, &type) != 0) {
       detail::refuse_stable_tensor();
     }
-    constexpr auto kCuda = static_cast<int32_t>(c10::DeviceType::CUDA);
-    return {address, detail::checked_dtype(type), device_type == kCuda ? device : kHostDevice};
+    return {address, detail::checked_dtype(type), detail::device_of(handle)};
   }
 };
 
@@ -53,13 +63,13 @@ struct as_pointer<torch::stable::Tensor> {
 // device must be current at the launch: `torch::stable::accelerator::DeviceGuard
 // guard(tensor.get_device_index());`.
 inline Stream current_stream(const torch::stable::Tensor& tensor) {
-  const Pointer pointer = as_pointer<torch::stable::Tensor>::get(tensor);
-  if (pointer.device < 0) return nullptr;
+  const int device =
+      detail::is_defined(tensor.get()) ? detail::device_of(tensor.get()) : kHostDevice;
+  if (device < 0) return nullptr;
   void* stream = nullptr;
   if (!aoti_torch_get_current_cuda_stream ||
-      aoti_torch_get_current_cuda_stream(pointer.device, &stream) != 0) {
-    throw Error(Cause::kDriver,
-                "PyTorch has no current stream for cuda:" + std::to_string(pointer.device));
+      aoti_torch_get_current_cuda_stream(device, &stream) != 0) {
+    throw Error(Cause::kDriver, "PyTorch has no current stream for cuda:" + std::to_string(device));
   }
   return static_cast<Stream>(stream);
 }

@@ -273,6 +273,21 @@ static void make_valid(char* text) {
   }
 }
 
+// Begins a call: nothing is read or bound yet.
+static void clear(const Call* call) {
+  const Operator* op = call->op;
+  for (i32 i = 0; i < op->num_arguments; ++i) {
+    Value* value = &call->values[i];
+    value->count = 0, value->tensors = 0, value->views = 0;
+  }
+  for (i32 i = 0; i < op->num_variables; ++i) call->variables[i] = 0;
+  for (i32 i = 0; i < op->num_shapes; ++i) call->shapes[i].length = -1;
+  for (i32 i = 0; i < op->num_families; ++i) call->families[i] = -1;
+  for (i32 i = 0; i < op->num_outputs; ++i) {
+    call->outputs[i].handle = 0, call->outputs[i].copy = 0;
+  }
+}
+
 enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack, enum Form form,
                           char* message) {
   char own_message[kMessage];
@@ -292,12 +307,7 @@ enum Outcome opwright_run(const Operator* op, const Kernel* kernels, u64* stack,
                .is_coded = form == kCoded || form == kDirect,
                .is_direct = form == kDirect,
                .message = message ? message : own_message};
-  for (i32 i = 0; i < op->num_arguments; ++i)
-    values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
-  for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
-  for (i32 i = 0; i < op->num_shapes; ++i) shapes[i].length = -1;
-  for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
-  for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
+  clear(&call);
 
   call.message[0] = 0;
   const int failed = read(&call, tensors) || (kernels ? answer(&call, kernels) : hand_over(&call));

@@ -45,12 +45,7 @@ static int probe_once(const Operator* op, const Kernel* kernels, const u64* give
                .is_coded = 1,
                .is_direct = 1,
                .message = message};
-  for (i32 i = 0; i < op->num_arguments; ++i)
-    values[i].count = 0, values[i].tensors = 0, values[i].views = 0;
-  for (i32 i = 0; i < op->num_variables; ++i) variables[i] = 0;
-  for (i32 i = 0; i < op->num_shapes; ++i) shapes[i].length = -1;
-  for (i32 i = 0; i < op->num_families; ++i) families[i] = -1;
-  for (i32 i = 0; i < op->num_outputs; ++i) outputs[i].handle = 0, outputs[i].copy = 0;
+  clear(&call);
   if (make_stack(op, given, stack))
     FAIL(&call, "%s: its arguments cannot be handed over", op->name);
 

@@ -98,7 +98,6 @@ std::unique_ptr<Description> read_description(const Json& record) {
   description->file = record["file"].text;
   description->function = record["function"].text;
   description->line = static_cast<int>(record["line"].integer);
-  description->source_key = record["source_key"].text;
   if (record["params"].type != Json::Type::kArray) throw std::runtime_error("no description");
   for (const Json& item : record["params"].items) {
     Parameter parameter;

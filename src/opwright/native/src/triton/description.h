@@ -42,7 +42,6 @@ struct GridExpression {
 struct Description {
   std::string file, function;
   int line = 0;
-  std::string source_key;
   std::vector<Parameter> parameters;
   std::vector<Heuristic> heuristics;
   std::vector<std::string> tuning_key;

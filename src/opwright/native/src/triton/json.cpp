@@ -94,7 +94,6 @@ class Parser {
         whole.ptr != end && (*whole.ptr == '.' || *whole.ptr == 'e' || *whole.ptr == 'E');
     if (whole.ec == std::errc() && !is_float) {
       value.type = Json::Type::kInt;
-      value.number = static_cast<double>(value.integer);
       at_ += whole.ptr - begin;
       return;
     }

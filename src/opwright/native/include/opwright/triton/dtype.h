@@ -43,7 +43,6 @@ inline constexpr int kDTypeCount = static_cast<int>(DType::none);
 inline constexpr const char* kDTypeNames[] = {
     "fp16", "bf16", "fp32", "fp64", "fp8e4nv", "fp8e5", "fp8e4b8", "fp8e5b16", "i8",
     "i16",  "i32",  "i64",  "u8",   "u16",     "u32",   "u64",     "u1",       "none"};
-inline constexpr uint8_t kDTypeSizes[] = {2, 2, 4, 8, 1, 1, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 0};
 
 // The element type of a C++ type; specialise it for 16-bit and 8-bit types of your own.
 template <typename T>

@@ -49,8 +49,8 @@ class Registrable(Protocol):
         handle: what holds the kernels; None where Python launches them.
     """
 
-    handle: PyDLL | None
-
+    @property
+    def handle(self) -> PyDLL | None: ...
     def register(self, backend: str) -> None: ...
     def unregister(self, backend: str) -> None: ...
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 import opwright
 from opwright import Mutates, errors, operator
-from opwright.contract.schema import interface_of, schema_of
 
 _numbers = itertools.count()
 
@@ -692,17 +691,3 @@ def test_families() -> None:
     op = declared(pick)
     for dtype in (torch.float16, torch.bool, torch.uint8, torch.int64):
         assert op(torch.ones(3).to(dtype)).dtype == dtype
-
-
-def test_the_interface_of_kernels_has_the_order_of_choices() -> None:
-    """Kernels get the number of a choice, so files with another order are another build's."""
-
-    def before(x: Float[Tensor, "n"], way: Literal["up", "down"] = "up") -> Float[Tensor, "n"]:
-        return x * 2
-
-    def after(x: Float[Tensor, "n"], way: Literal["down", "up"] = "up") -> Float[Tensor, "n"]:
-        return x * 2
-
-    contracts = [declared(reference).operator.contract for reference in (before, after)]
-    assert schema_of(contracts[0], "f") == schema_of(contracts[1], "f")
-    assert [interface_of(c, "f").split("; ")[1] for c in contracts] == ["way: up | down", "way: down | up"]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Literal
 
+import pytest
+from jaxtyping import Float
+from torch import Tensor
+
+from opwright import operator
 from opwright.build.parameters import line_of_function, parameters_of, tell_difference
+from opwright.contract.schema import interface_of, schema_of
 
 WANTED = "template <typename T> void f(View<const T, 2> x, double eps, Mode mode, View<T, 2> output)"
 
@@ -43,3 +49,17 @@ def test_a_function_is_found_by_its_name() -> None:
     assert parameters_of(text.split("\n", 2)[2], "f") == ["int a", "int b"]
     assert parameters_of("void f(int a", "f") is None
     assert parameters_of(text, "h") is None
+
+
+def test_the_interface_of_kernels_has_the_order_of_choices() -> None:
+    """Kernels get the number of a choice, so files with another order are another build's."""
+
+    def before(x: Float[Tensor, "n"], way: Literal["up", "down"] = "up") -> Float[Tensor, "n"]:
+        return x * 2
+
+    def after(x: Float[Tensor, "n"], way: Literal["down", "up"] = "up") -> Float[Tensor, "n"]:
+        return x * 2
+
+    contracts = [operator(f"choices::{f.__name__}")(f).operator.contract for f in (before, after)]
+    assert schema_of(contracts[0], "f") == schema_of(contracts[1], "f")
+    assert [interface_of(c, "f").split("; ")[1] for c in contracts] == ["way: up | down", "way: down | up"]

@@ -442,6 +442,27 @@ def test_inputs_are_as_large_as_a_slow_reference_allows(
     assert sizes == sorted(set(sizes))
 
 
+@pytest.mark.parametrize("axes", ["128 128", "*batch 128 128", "n 64 64", "*batch"])
+@pytest.mark.parametrize("seconds", [1e-9, 1e-6])
+def test_inputs_with_fixed_axes(monkeypatch: pytest.MonkeyPatch, seconds: float, axes: str) -> None:
+    """Rows of 16,384 elements counted as one element each."""
+    now = [0.0]
+    for clock in ("perf_counter", "process_time"):
+        monkeypatch.setattr(f"opwright.bench.workload.{clock}", lambda: now[0])
+
+    def slow(x):
+        now[0] += seconds * x.numel()
+        return x * 2
+
+    slow.__annotations__ = {"x": Float[Tensor, axes], "return": Float[Tensor, axes]}
+    operator, cpu = opwright.operator("bench_results::fixed")(slow).operator, torch.device("cpu")
+    most = most_elements(operator, operator.declaration.reference, cpu)
+    found = plans(operator, None, None, None, [torch.float32], cpu, most)
+    sizes = [plan.axes["elements"] for plan in found]
+    assert max(sizes) <= max(most, 128 * 128)
+    assert sizes == sorted(set(sizes))
+
+
 @pytest.mark.parametrize(("least", "found"), [(1, 1), (3, 4), (99, None)])
 def test_the_smallest_input_is_one_that_the_reference_takes(least: int, found: int | None) -> None:
     """As of a norm, which refuses one element; bench ended with its error after all inputs were measured."""

@@ -18,7 +18,7 @@ from opwright import _torch
 from opwright.bench.environment import commit_of, conditions_of, threads_of_torch
 from opwright.bench.measure import Input, Settings, TooLarge, TooSlow, host_times, pair_with_directions
 from opwright.bench.roofline import bench_on, limits_of, measure_limits_again
-from opwright.bench.workload import MAX_ELEMENTS, most_elements, plans
+from opwright.bench.workload import MAX_ELEMENTS, all_tensors, most_elements, plans
 from opwright.dispatch.operator import Operator, operator_of
 from opwright.errors import CheckError, NotVerifiedError, plural
 from opwright.machine import machine_card
@@ -30,7 +30,7 @@ from opwright.verify.devices import CPU, device_of, gpus_of, is_gpu, parse_devic
 from opwright.verify.request import list_samples
 from opwright.verify.runner import BUILDING
 from opwright.verify.tasks import Task
-from opwright.verify.tensors import count_elements, tensors_of
+from opwright.verify.tensors import count_elements
 
 _VERIFY_FIRST = ("numerics", "outputs written", "fresh data", "global state", "gradients", "gradient numerics")
 _MAX_VERIFIED_ELEMENTS = 2**20  # of the samples of an operator
@@ -141,7 +141,7 @@ def bench(
     # An axis that is not there is said at once.
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     most = MAX_ELEMENTS
-    if operator is not None and samples is None and not operator._sweep:
+    if operator is not None and samples is None and not (sweep or operator._sweep):
         most = most_elements(operator, baseline, place.device)
     planned = plans(operator, samples, sweep, options, dtypes, place.device, most)
     on_run("", "verify")
@@ -403,7 +403,7 @@ def choose_device(
     Raises:
         CheckError: there is no such device, or the samples are on several.
     """
-    tensors = tensors_of(samples or ())
+    tensors = all_tensors(samples)
     devices = sorted({str(t.device) for t in tensors if t.ndim})
     if len(devices) > 1:
         raise CheckError(

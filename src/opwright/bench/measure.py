@@ -15,7 +15,7 @@ import torch
 from opwright.bench.environment import peak_bytes
 from opwright.bench.roofline import CpuBench, GpuBench
 from opwright.bench.timers import Timed, join
-from opwright.bench.workload import Plan, Workload, applier, as_list, one_element, size_of
+from opwright.bench.workload import Plan, Workload, all_tensors, applier, as_list, one_element, size_of
 from opwright.contract.cost import Cost, default_cost
 from opwright.contract.dtypes import short_name
 from opwright.contract.sweep import Case, without_names
@@ -27,7 +27,7 @@ from opwright.quantities import COMPUTE, RATE, TIME, with_unit
 from opwright.records import Limits, Measurement, Timing
 from opwright.records.bench import DIRECTIONS
 from opwright.verify.devices import is_gpu, wait_for
-from opwright.verify.tensors import are_same, tensors_of
+from opwright.verify.tensors import are_same
 
 _MIN_CALL_LIMIT_SECONDS = 1.0  # the longest call that is measured however short `seconds` is
 _TENSORS_OF_A_VISIT = 2  # of each argument and result, at least: those of the case, and copies to be written
@@ -135,7 +135,7 @@ class Input:
             self.name = f"{self.direction} {self.named_case}"
             if self.name in settings.too_large:
                 raise TooLarge(f"{self.name}: it {settings.too_large[self.name]}")
-            floats = [t.dtype for t in tensors_of(case.values) if t.is_floating_point()]
+            floats = [t.dtype for t in all_tensors(case.values) if t.is_floating_point()]
             self.dtype = short_name(floats[0]) if floats else ""
             work = Workload(self.direction, case.values, operator)
             if not settings.is_repeatable:
@@ -314,7 +314,7 @@ def pair_with_directions(
 
 def _has_gradient(operator: Operator | None, plan: Plan) -> bool:
     if operator is None:
-        return any(t.is_floating_point() for t in tensors_of(plan.make(0).values))
+        return any(t.is_floating_point() for t in all_tensors(plan.make(0).values))
     contract = operator.contract
     return (
         not contract.mutated
@@ -356,7 +356,7 @@ def cost_of(direction: str, work: Workload, operator: Operator | None, results: 
     """Returns what a call moves and computes: as declared, else as the contract says, else all its tensors."""
     outputs = [o for o in results if isinstance(o, torch.Tensor)]
     if operator is None:
-        return Cost(sum(size_of(t) for t in [*tensors_of(work.values), *outputs]))
+        return Cost(sum(size_of(t) for t in [*all_tensors(work.values), *outputs]))
     if direction == "forward":
         return operator.cost_of(work.values, outputs)
     with torch.no_grad():
@@ -390,6 +390,6 @@ def least_cost(operator: Operator | None, cost: Cost, results: Sequence[Any], va
     """
     if operator is not None and operator._cost is not None:
         return cost
-    given = {t.untyped_storage().data_ptr() for t in tensors_of(values)}
+    given = {t.untyped_storage().data_ptr() for t in all_tensors(values)}
     own = {t.untyped_storage().data_ptr(): t for t in results if isinstance(t, torch.Tensor)}
     return Cost(sum(size_of(t) for address, t in own.items() if address not in given))

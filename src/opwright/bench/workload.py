@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opwright._torch import tree_map
+from opwright._torch import tree_leaves, tree_map
 from opwright.contract.axes import names_in
 from opwright.contract.contract import Contract, TensorType
 from opwright.contract.declared import declared_cases, in_every_dtype, split_sample
@@ -29,7 +29,7 @@ from opwright.verify.compare import compare
 from opwright.verify.devices import wait_for
 from opwright.verify.oracle import Discrete, Expected, expect, with_room
 from opwright.verify.target import make_target
-from opwright.verify.tensors import copy_of, tensors_of
+from opwright.verify.tensors import copy_of
 
 _USUAL_DTYPES = (torch.float32, torch.bfloat16)
 _STAR = "*"  # the axes of `*name`, among those of a sweep
@@ -99,7 +99,7 @@ def _declared_plans(operator: Operator, dtypes: Sequence[torch.dtype] | None, de
     cases = sorted(in_every_dtype(contract, declared_cases(contract, operator._samples)), key=elements_of)
     chosen: list[Case] = []
     for dtype in _dtypes_in(operator, contract.scalar_family, dtypes):
-        own = [c for c in cases if dtype is None or dtype in {t.dtype for t in tensors_of(c.values)}]
+        own = [c for c in cases if dtype is None or dtype in {t.dtype for t in all_tensors(c.values)}]
         chosen += [c for c in own if elements_of(c) and _is_taken(operator, c)][-_MAX_SAMPLES:]
     return [_plan_of(case, device) for case in chosen]
 
@@ -108,12 +108,12 @@ def _plan_of(case: Case, device: torch.device | None) -> Plan:
     """Returns the plan of a given sample, which is moved to the device, and copied for a further set."""
 
     def make(number: int) -> Case:
-        is_there = device is None or all(t.device.type == device.type for t in tensors_of(case.values))
+        is_there = device is None or all(t.device.type == device.type for t in all_tensors(case.values))
         if number == 0 and is_there:
             return case
         return replace(case, values=copy_of(case.values, None if is_there else device))
 
-    size = sum(size_of(t) for t in tensors_of(case.values))
+    size = sum(size_of(t) for t in all_tensors(case.values))
     return Plan(make, {"elements": elements_of(case)}, size)
 
 
@@ -296,21 +296,23 @@ def most_elements(operator: Operator, baseline: Callable[..., Any], device: torc
 
 def _default_sweep(maker: Sweep, most: int) -> dict[str, list[Any]]:
     """Returns sizes that make the largest tensor as large as that of the other operators, whatever its axes are."""
-    free = maker.long_axes()
-    if maker.variadics and not free:
-        return {_STAR: [(most >> k,) for k in (11, 7, 3, 0)]}
-    rows = [(max(each * most // MAX_ELEMENTS, 1),) for each in (4, 64, 512, 4096)] if maker.variadics else [()]
-    rows = list(dict.fromkeys(rows))
+    free, has_rows = maker.long_axes(), bool(maker.variadics)
     sizes = maker.base_sizes() | dict.fromkeys(free, 1024)
     types = _with_known_size([each.type for each in (*maker.contract.tensors, *maker.contract.outputs)], sizes)
-    while max(math.prod(shape_of(t, sizes, rows[-1])) for t in types) > most:
-        widest = max(free, key=sizes.__getitem__)
-        if sizes[widest] == 1:
-            break
-        sizes[widest] //= 2
-    if maker.variadics:
-        return {_STAR: rows, **{name: [sizes[name]] for name in free}}
-    return {name: [max(sizes[name] // 4, 1), sizes[name]] if i == 0 else [sizes[name]] for i, name in enumerate(free)}
+
+    def elements(rows: int) -> int:
+        return max(math.prod(shape_of(t, sizes, (rows,) if has_rows else ())) for t in types)
+
+    counts = [4096, 512, 64, 4] if free else [MAX_ELEMENTS >> k for k in (0, 3, 7, 11)]
+    counts = [max(count * most // MAX_ELEMENTS, 1) for count in counts]
+    while elements(counts[0]) > most and any(sizes[name] > 1 for name in free):
+        sizes[max(free, key=sizes.__getitem__)] //= 2
+    if has_rows:  # whose other axes may be fixed, and large
+        fitting = max(most // max(elements(1), 1), 1)
+        rows = dict.fromkeys((min(count, fitting),) for count in reversed(counts))
+        return {_STAR: list(rows), **{name: [sizes[name]] for name in free}}
+    first = {name: list(dict.fromkeys((max(sizes[name] // 4, 1), sizes[name]))) for name in free[:1]}
+    return first | {name: [sizes[name]] for name in free[1:]}
 
 
 def _with_known_size(types: Iterable[TensorType], sizes: Mapping[str, int]) -> list[TensorType]:
@@ -344,9 +346,14 @@ def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def all_tensors(values: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a case, those of named arguments and of any classes that PyTorch's trees know included."""
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
 def elements_of(case: Case) -> int:
     """Returns the elements of the largest tensor."""
-    return max((t.numel() for t in tensors_of(case.values)), default=0)
+    return max((t.numel() for t in all_tensors(case.values)), default=0)
 
 
 # Above this size the oracle, in float64, takes seconds: PyTorch's own result is looked at first.
@@ -365,7 +372,7 @@ class Workload:
         needs_gradient = direction != "forward"
         self.values = tree_map(lambda value: _leaf(value, needs_gradient), list(values))
         self._domains = _domains_of(operator, self.values)
-        self._inputs = [t for t in tensors_of(self.values) if t.requires_grad]
+        self._inputs = [t for t in all_tensors(self.values) if t.requires_grad]
         self._seeds: dict[int, torch.Tensor] | None = None  # by the number of the output
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -428,12 +435,12 @@ class Workload:
 
     def _written(self) -> list[torch.Tensor]:
         seeds = list((self._seeds or {}).values())
-        written = seeds if self.direction == "backward" else [*tensors_of(self.values), *seeds]
+        written = seeds if self.direction == "backward" else [*all_tensors(self.values), *seeds]
         return [tensor for tensor in written if _is_writable(tensor)]
 
     def keep(self) -> None:
         """Remembers the values of arguments that a call changes, for `restore`."""
-        self._kept = [(t, t.detach().clone()) for t in tensors_of(self.values) if _is_writable(t)]
+        self._kept = [(t, t.detach().clone()) for t in all_tensors(self.values) if _is_writable(t)]
 
     def restore(self) -> None:
         """Writes the values of `keep` again: what a step changes would else grow for thousands of calls."""
@@ -447,7 +454,7 @@ class Workload:
         pairs = zip(self._operator.contract.parameters, self.values, strict=True)
         return {
             parameter.name: sum(
-                int((t == kept[id(t)]).sum()) * t.element_size() for t in tensors_of([value]) if id(t) in kept
+                int((t == kept[id(t)]).sum()) * t.element_size() for t in all_tensors([value]) if id(t) in kept
             )
             for parameter, value in pairs
             if parameter.mutated
@@ -460,7 +467,7 @@ class Workload:
 
         That is by more than the checks of numerics and of gradients allow.
         """
-        given = tensors_of(self.values)
+        given = all_tensors(self.values)
         seeds = list((self._seeds or {}).values())
         compute = self._computation(reference)
         is_large = sum(t.numel() for t in given) > _MAX_ORACLE_ELEMENTS
@@ -477,7 +484,7 @@ class Workload:
 
     def _computation(self, reference: Callable[..., Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Returns the reference as a function of the tensors of the arguments and of the gradients that come in."""
-        needs_gradient = [t.requires_grad for t in tensors_of(self.values)]
+        needs_gradient = [t.requires_grad for t in all_tensors(self.values)]
 
         def compute(given: Sequence[Any]) -> list[Any]:
             count = len(needs_gradient)
@@ -558,7 +565,7 @@ def _domains_of(operator: Operator | None, values: Sequence[Any]) -> dict[int, R
         id(tensor): parameter.domain
         for parameter, value in pairs
         if isinstance(parameter.domain, Range)
-        for tensor in tensors_of([value])
+        for tensor in all_tensors([value])
         if tensor.is_floating_point()
     }
 

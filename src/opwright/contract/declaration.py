@@ -36,6 +36,7 @@ class Declaration(NamedTuple):
             autocast's dtype), "float32", or None (nothing).
         module, file, line: where it was declared.
         body: the code of the module that declares it, another one each time it is executed; None where it is unknown.
+        is_direct: whether that module declares it, or a function that it calls.
         forward: for a backward, the name of the operator that it belongs to.
         deterministic: whether the same input gives the same bits again.
         precision: how much less precise than PyTorch it may be; None: not at all.
@@ -62,6 +63,7 @@ class Declaration(NamedTuple):
     shared_gradients: tuple[tuple[str, ...], ...] = ()
     derived_gradients: tuple[str, ...] = ()
     body: CodeType | None = None
+    is_direct: bool = True
     backward_sources: Mapping[str, Source] = MappingProxyType({})
 
     @property
@@ -96,12 +98,14 @@ def declare(
     derived_gradients: Sequence[str] = (),
     local_names: Mapping[str, Any] | None = None,
     body: CodeType | None = None,
+    is_direct: bool = True,
 ) -> Declaration:
     """Reads a reference into a declaration.
 
     Args:
         find_sources: returns the sources of the kernels, from the name of the operator and the declaring file.
         body: the code of the module that declares it.
+        is_direct: whether it does so itself, or by a function that it calls.
 
     Raises:
         DeclarationError: the subclass for what cannot be honoured.
@@ -114,10 +118,12 @@ def declare(
             f"invalid operator name `{qualified_name}`; expected `namespace::name`",
             hint=f'`@operator("my_ops::{reference.__name__}")`',
         )
-    if subject in CPP_KEYWORDS or keyword.iskeyword(subject) or subject == "main":
+    of_python = keyword.iskeyword(subject)
+    if subject in CPP_KEYWORDS or of_python or subject == "main":
         raise DeclarationError(
             subject,
-            f"{'Python' if keyword.iskeyword(subject) else 'C++'} uses the name `{subject}`, so an operator cannot have it: a function gets its name",
+            f"{'Python' if of_python else 'C++'} uses the name `{subject}`, so an operator cannot have it: its "
+            f"{'entry point' if of_python else 'kernel'} is a function of that name",
             hint=f'`@operator("{namespace}::{subject}_op")`',
         )
     if namespace in PYTORCH_NAMESPACES:
@@ -167,6 +173,7 @@ def declare(
         shared_gradients=_check_shared(contract, shared_gradients),
         derived_gradients=_check_derived(contract, derived_gradients),
         body=body,
+        is_direct=is_direct,
         backward_sources=sources,
     )
 

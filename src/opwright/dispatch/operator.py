@@ -102,6 +102,7 @@ def operator(
                 derived_gradients=derived_gradients,
                 local_names=frame.f_locals,
                 body=_body_of(frame),
+                is_direct=any(at is not None and at.f_code.co_name == "<module>" for at in (frame, frame.f_back)),
             )
             kernels.refuse_kernel(declaration, named)
             return install(declaration).function

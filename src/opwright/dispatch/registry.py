@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any
 
@@ -62,6 +62,8 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
     """Raises NameTakenError for two functions that one run of a module declares under one name."""
     name, own = declaration.reference.__name__, f"{declaration.namespace}::{declaration.name}"
     if code_of(declaration.reference) is not code_of(before.reference):
+        if not (before.is_direct and declaration.is_direct):  # a program that calls functions, as one that runs tests
+            return
         raise NameTakenError(
             declaration.name,
             "two functions of this file are declared under one name",
@@ -71,21 +73,26 @@ def _check_same(before: Declaration, declaration: Declaration) -> None:
     old, new = captured(before.reference), captured(declaration.reference)
     for variable, text in old.items():
         if new.get(variable, text) != text:
-            name = f"{variable}.__name__" if text.startswith(_FUNCTION) else variable
+            is_function = text.startswith(_FUNCTION)
+            hint = "" if is_function else f'a name for each, as in `@operator(f"{own}_{{{variable}}}")`, or '
             raise NameTakenError(
                 declaration.name,
                 f"it is declared again with another `{variable}`, and both functions would use the second value",
                 rows=[("first", text.partition("\n")[0]), ("second", new[variable].partition("\n")[0])],
-                hint=f'a name for each, as in `@operator(f"{own}_{{{name}}}")`, or an argument `{variable}`',
+                hint=hint + ("a name for each" if is_function else f"an argument `{variable}`"),
             )
 
 
-def captured(reference: Callable[..., Any]) -> dict[str, str]:
-    """Returns, as text, what a reference takes from the functions around it: plain values, and functions."""
+def captured(reference: Callable[..., Any], above: Collection[CodeType] = ()) -> dict[str, str]:
+    """Returns, as text, what a reference takes from the functions around it: plain values, and functions.
+
+    Args:
+        above: the functions that this one is captured by.
+    """
     function, found = inspect.unwrap(reference), {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it has no value yet, such as the operator itself
-            if text := _text_of(cell.cell_contents):
+            if text := _text_of(cell.cell_contents, (*above, function.__code__)):
                 found[name] = text
     return found
 
@@ -93,13 +100,16 @@ def captured(reference: Callable[..., Any]) -> dict[str, str]:
 _FUNCTION = "the function "
 
 
-def _text_of(value: Any) -> str:
+def _text_of(value: Any, above: Collection[CodeType]) -> str:
     if _is_plain(value):
         return repr(value)
     name = getattr(value, "__qualname__", "")
     code = getattr(inspect.unwrap(value), "__code__", None) if name else None
     text = f"{_FUNCTION}{name}" if name else ""
-    return text if code is None else f"{text}\n{listing(code)}"
+    if code is None:
+        return text
+    inner = captured(value, above) if code not in above else {}
+    return f"{text} at {code.co_filename}:{code.co_firstlineno}\n{listing(code)}{inner}"
 
 
 def listing(code: CodeType) -> str:

@@ -17,6 +17,7 @@ from opwright.backends.protocol import Backend, CompiledBackend, LaunchedBackend
 from opwright.backends.registry import all_backends, backend_of_device, device_types
 from opwright.backends.sources import find_sources as find_sources
 from opwright.contract.declaration import Declaration
+from opwright.contract.schema import interface_of
 from opwright.dispatch import registry
 from opwright.dispatch.frames import is_of_the_library
 from opwright.dispatch.launched import Launched
@@ -58,7 +59,7 @@ class Registrable(Protocol):
 _loaded: dict[tuple, Registrable] = {}
 _tried: set[tuple] = set()
 _adopted: set[tuple | None] = set()
-_offered: dict[str, Mapping[str, Registrable]] = {}
+_offered: dict[tuple[str, str], Mapping[str, Registrable]] = {}
 _warned: set[str] = set()
 # Held while the library of a key is built, so that threads that need another one do not wait for it.
 _builds: dict[tuple, threading.RLock] = {}
@@ -270,20 +271,28 @@ def adopt(operator: Operator, libraries: Mapping[str, Registrable]) -> None:
                 _tried.add(key)
 
 
-def offer(operators: Mapping[str, Mapping[str, Registrable]]) -> None:
-    """Notes which libraries have registered kernels of operators that may be declared later, by name and backend."""
+def offer(operators: Mapping[tuple[str, str], Mapping[str, Registrable]]) -> None:
+    """Notes which libraries have registered kernels of operators that may be declared later.
+
+    Args:
+        operators: the libraries by backend, of operators by name and interface.
+    """
     with registry.lock:
         _offered.update(operators)
 
 
 def are_registered(declaration: Declaration) -> bool:
     """Returns whether kernels of an operator were registered before it is declared."""
-    return declaration.qualified_name in _offered
+    return bool(_offered) and _offered_key(declaration) in _offered
+
+
+def _offered_key(declaration: Declaration) -> tuple[str, str]:
+    return declaration.qualified_name, interface_of(declaration.contract, declaration.name)
 
 
 def claim(operator: Operator) -> None:
     """Makes the kernels that were registered before an operator was declared its own."""
-    libraries = _offered.pop(operator.declaration.qualified_name, None)
+    libraries = _offered.pop(_offered_key(operator.declaration), None) if _offered else None
     if libraries is not None:
         adopt(operator, libraries)
 

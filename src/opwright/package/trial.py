@@ -90,7 +90,7 @@ def use_wheel(wheel: Path, operators: Iterable[Operator], level: str = "") -> No
         kernels.adopt(operator, dict.fromkeys(backends, library))
     kernels.offer(
         {
-            name: dict.fromkeys(registered.intersection(held["backends"]), library)
+            (name, held["schema"]): dict.fromkeys(registered.intersection(held["backends"]), library)
             for name, held in made["operators"].items()
             if name not in registry.operators and registered.intersection(held["backends"])
         }

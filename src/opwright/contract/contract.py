@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -469,14 +470,18 @@ class _Binder:
 
     def _require_known(self, output: Output) -> None:
         try:
+            what = "size of"
             self.contract.output_shape(output, self.found)
+            what = "dtype of the family"
             self.contract.output_dtype(output, self.found)
         except ZeroDivisionError:
             pass  # another check tells it
         except KeyError as unknown:
             if (name := unknown.args[0]) not in self.contract.data_dependent:
-                rule = f"`{output.name}`: `{name}` is not known, since every tensor that has it is absent"
-                raise ShapeError(self.contract.subject, rule, hint="give one of them") from None
+                rule = f"`{output.name}`: the {what} `{name}` is not known, since every tensor that has it is absent"
+                absent = [p.name for p in self.contract.tensors if name in re.findall(r"\w+", str(p.type))]
+                hint = f"give {' or '.join(f'`{label}`' for label in absent)}"
+                raise ShapeError(self.contract.subject, rule, hint=hint) from None
 
     def _evaluate(self, axis: Computed) -> Any:
         try:

@@ -249,9 +249,8 @@ def expect(
             expected = refinement.allow(value.double(), plain, torch.zeros(()))
             expected.refinement, expected.output, expected.is_narrow = refinement, i, True
             expected.is_infinite_input = is_infinite
-            if (
-                nudged is not None and nudged[i].shape == value.shape == positive_sums[i].shape
-            ):  # not of distinct numbers
+            # Where a size depends on data, as of distinct numbers, a moved zero may change it.
+            if nudged is not None and nudged[i].shape == value.shape == positive_sums[i].shape:
                 zeros = _signed_zeros(expected.exact, plain, nudged[i], values)
                 expected.is_negative_zero = zeros & positive_sums[i].signbit()
             found.append(expected)

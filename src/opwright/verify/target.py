@@ -457,7 +457,7 @@ class Target:
 
     def small_cases(self, dtype: torch.dtype) -> list[Case]:
         """Returns the small inputs of one dtype, of others where there are none, for the checks that are slow."""
-        family = self.contract.scalar_family
+        family = self.contract.scalar_family if self.contract is not None else None
         if family is not None and not family.has_floats:
             dtype = family.dtypes[0]
         found = [case for case in self.cases() if case.dtype in (dtype, None)]

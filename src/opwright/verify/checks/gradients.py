@@ -38,22 +38,24 @@ def need_gradient(target: Target) -> None:
         o.type.family.has_floats and not o.is_constant for o in contract.outputs
     ):
         raise Skipped("nothing floating-point to differentiate")
-    if target.operator.backward_operator is None:
-        for case in target.run_cases()[:1]:
-            _require_derivative(target, case)
+    is_derived = target.operator.backward_operator is None
+    if is_derived and (missing := target.remember("derivative", lambda: _tell_missing_derivative(target))):
+        raise Skipped(missing)
 
 
-def _require_derivative(target: Target, case: Case) -> None:
-    """Raises Skipped where PyTorch has no derivative of the reference, as of `torch.unique`."""
+def _tell_missing_derivative(target: Target) -> str:
+    """Returns that PyTorch has no derivative of the reference, as of `torch.unique`; "" if it has."""
     try:
+        values = copy_of(target.run_cases()[0].values)
         with torch.enable_grad():
-            outputs = differentiable(target, target.reference(as_leaves(copy_of(case.values))))
+            outputs = differentiable(target, target.reference(as_leaves(values)))
             recorded = [o for o in outputs if o.requires_grad]
             torch.autograd.backward(recorded, [seed_like(o) for o in recorded])
     except NotImplementedError as error:
-        raise Skipped(f"the reference has no gradient: {first_line(error)}") from None
+        return f"the reference has no gradient: {first_line(error)}"
     except Exception:  # what else it raises, the check itself meets
-        return
+        pass
+    return ""
 
 
 def has_gradient(target: Target) -> bool:
@@ -78,7 +80,8 @@ def _need_gradient_of_callable(target: Target) -> None:
     for whose, found in (("the reference's", outputs), ("its", mine)):
         if not any(o.requires_grad for o in found):
             raise Skipped(f"{whose} outputs have no gradient")
-    _require_derivative(target, case)
+    if missing := _tell_missing_derivative(target):
+        raise Skipped(missing)
 
 
 def as_function_of_tensors(

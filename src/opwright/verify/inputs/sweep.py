@@ -72,6 +72,7 @@ def share_of(sweep: Sweep, reference: Callable[[Sequence[Any]], Any], inputs: Ca
         except Exception:  # whatever a reference may raise to refuse
             return False
 
+    is_slow(_SHARES[-1])  # the first call may load something
     return next((share for share in _SHARES if not is_slow(share)), _SHARES[-1])
 
 

@@ -91,7 +91,7 @@ def cxxflags() -> tuple[str, ...]:
             named("OPWRIGHT_CXXFLAGS"),
             f"cannot be read: {error}",
             rows=[("got", repr(text))],
-            hint="close what `'` or `\"` opens",
+            hint="words are separated and quoted as in a shell",
         ) from None
 
 

@@ -13,6 +13,7 @@ import sys
 import traceback
 import zlib
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from opwright.errors import OpwrightError, TargetError
@@ -45,7 +46,8 @@ def find_operators(target: str, *, with_backward: bool = False) -> list[Operator
         if operator.declaration.file in files or operator.declaration.module == module
     ]
     if not found:  # those of modules that it imports, or that it names where they were imported before
-        named = {id(getattr(value, "operator", None)) for value in vars(sys.modules[module]).values()}
+        functions = [value for value in vars(sys.modules[module]).values() if isinstance(value, FunctionType)]
+        named = {id(getattr(function, "operator", None)) for function in functions}
         found = [o for qualified, o in registry.operators.items() if qualified not in before or id(o) in named]
     if not with_backward:
         found = [operator for operator in found if operator.declaration.forward is None]

@@ -471,7 +471,7 @@ def test_bad_settings(command, tmp_path: Path) -> None:
         ("", "OPWRIGHT_JOBS", "many", "`OPWRIGHT_JOBS=2`"),
         ("", "OPWRIGHT_WITHOUT", "nonsense", "'compile_commands' | 'pch'"),
         ("", "OPWRIGHT_ARCH", "9x", "`OPWRIGHT_ARCH=90`"),
-        ("", "OPWRIGHT_CXXFLAGS", '-g "-Dx', "close what"),
+        ("", "OPWRIGHT_CXXFLAGS", '-g "-Dx', "as in a shell"),
         ("--jobs 0", "--jobs", "0", "`--jobs=2`"),
         ("--jobs=-3", "--jobs", "-3", "`--jobs=2`"),
         ("--arch 9x", "--arch", "9x", "`--arch=90` or `--arch=80,90a`"),

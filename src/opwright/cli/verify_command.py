@@ -80,11 +80,11 @@ def verify_operators(
         raise CheckError("--timeout", "must be a finite number, above 0", rows=[("got", f"{timeout:g}")])
     if level and wheel is None:
         raise CheckError("--level", "`--level` chooses among the kernels of a wheel", hint="`--wheel FILE`")
-    if out is not None:
-        make_folder(out)  # now, and not when all is verified
     how = {"quick": quick, "full": full, "isolated": not in_process, "timeout_s": timeout}
     tasks = find_tasks(target, candidate)
     if tasks:
+        if out is not None:
+            make_folder(out)  # now, and not when all is verified
         how["expand"] = expand
         records = [
             verify_one(task, task.name, check=check, only=only, device=device, out=out, quiet=json, **how)
@@ -95,6 +95,8 @@ def verify_operators(
         say(f"FAILED to import `{target}`: it {trouble}")
         return 1
     operators = find_operators(target)
+    if out is not None:
+        make_folder(out)
     if wheel is not None:
         from opwright.package.trial import use_wheel
 

@@ -164,8 +164,8 @@ class BuildExtension(torchs.BuildExtension):
             nvcc = None
         own_folders = tuple(Path(folder) for folder in folders if folder not in apart)
         command = list(self.compiler.compiler_so)
-        cxx_command = list(getattr(self.compiler, "compiler_so_cxx", None) or command)
-        compiler = _compiler(cxx_command, store)
+        cxx_command = list(getattr(self.compiler, "compiler_so_cxx", None) or [])
+        compiler = _compiler(cxx_command or command, store)
         limited = [_LIMITED_API] if getattr(extension, "py_limited_api", False) else []  # behind another of the caller
         made = []
         for source in sources:

@@ -13,7 +13,7 @@ from opwright.report.svg import Heading, Picture, Row, draw_rows
 
 
 def draw_speedups(card: Card, name: str) -> Picture | None:
-    """Draws the summaries of each direction, or returns None when there is none, or a single bar without an interval."""
+    """Draws the summaries of each direction; returns None where there is none, or a single bar without an interval."""
     groups = {d: [s for s in card.summaries if s.direction == d] for d in card.directions}
     every = [s for found in groups.values() for s in found]
     candidates = list(dict.fromkeys(s.candidate for s in every))

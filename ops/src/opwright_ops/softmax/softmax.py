@@ -33,7 +33,7 @@ def softmax(input: Tensor, dim: int = -1) -> Tensor:
         return softmax_of_rows(input)
     if not isinstance(input, Tensor) or not input.is_floating_point():
         refuse(TypeError, "input", "must be a floating-point tensor", ("got", shown(input)), subject="softmax")
-    if dim is None or isinstance(dim, tuple):
+    if not isinstance(dim, (int, torch.SymInt)):
         refuse(TypeError, "dim", "must be an integer", ("got", shown(dim)), hint="`dim=-1`", subject="softmax")
     bound = max(input.ndim, 1)
     if not -bound <= dim < bound:

@@ -149,7 +149,7 @@ def test_other_inputs_are_refused() -> None:
     for value, dim in itertools.product((torch.ones(2, 2, dtype=torch.int64), [1.0, 2.0], torch.tensor(True)), (-1, 0)):
         with pytest.raises(TypeError, match="`softmax`: `input`"):
             softmax(value, dim)
-    for dim in (None, (0, 1)):
+    for dim in (None, (0, 1), [0, 1], "a", 1.0):
         with pytest.raises(TypeError, match="`dim` must be an integer"):
             softmax(torch.ones(2, 2), dim)
 

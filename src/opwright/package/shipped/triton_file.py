@@ -83,7 +83,7 @@ def _is_converted(type_: TensorType, contract: Contract) -> bool:
 
 
 def _view(tensor: Tensor, type_: TensorType, contract: Contract) -> Tensor:
-    """Returns a tensor as kernels see it, with its variadic axis as one dimension: a view if that can be, else a copy."""
+    """Returns a tensor as kernels see it, with its variadic axis as one dimension: a view or, if need be, a copy."""
     if _is_converted(type_, contract):
         tensor = tensor.to(torch.int64)
     at = type_.variadic_at

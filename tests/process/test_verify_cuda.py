@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Annotated
 
 import pytest
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 import opwright
@@ -244,3 +245,27 @@ def test_bench_names_a_call_that_waits() -> None:
         waiting_for_the_gpu, [], reference=gelu, samples=[(x,)], directions=["forward"], seconds=0.05
     )
     assert record.measurements[0].timings[0].waits
+
+
+@opwright.operator("verify_cuda::segment_sum")
+def segment_sum(
+    x: Float[Tensor, "n d"], index: Annotated[Int64[Tensor, "n"], opwright.Index("k")], k: int
+) -> Float[Tensor, "k d"]:
+    return x.new_zeros(k, x.shape[1]).index_add(0, index, x)
+
+
+@opwright.operator("verify_cuda::largest")
+def largest(x: Float[Tensor, "*batch n"], k: int = 3) -> tuple[Float[Tensor, "*batch k"], Int64[Tensor, "*batch k"]]:
+    return tuple(x.topk(k, -1))
+
+
+@opwright.operator("verify_cuda::distinct", data_dependent=["k"])
+def distinct(x: Float[Tensor, "n"]) -> Float[Tensor, "k"]:
+    return torch.unique(x)
+
+
+@pytest.mark.parametrize("operator", [segment_sum, largest, distinct])
+def test_operators_without_a_kernel_are_as_right_as_pytorch(operator) -> None:
+    """PyTorch adds 16-bit numbers in 16 bits, in any order, takes others of equal numbers, and sorts NaN elsewhere."""
+    record = opwright.verify(operator, devices=["cuda"])
+    assert record.passed, [(f.check, f.case, f.message) for f in record.failures]

@@ -364,7 +364,7 @@ def test_where_pytorch_computes_its_own_mistakes_are_not_the_operators() -> None
     def without_kernel(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
         return spread(x) + 0
 
-    record = verify(without_kernel, checks=["boundaries"])
+    record = verify(without_kernel, checks=["numerics", "boundaries", "fresh data"])
     assert record.passed, record.failures
 
 

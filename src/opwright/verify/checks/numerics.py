@@ -18,6 +18,7 @@ from opwright.errors import OpwrightError, plural
 from opwright.verify.checks.finding import (
     Finding,
     Skipped,
+    adds_in_any_order,
     agree,
     find_difference,
     first_line,
@@ -122,6 +123,8 @@ def check_call(target: Target, case: Case, values: list[Any], expected: list[Out
             finding.message = tell_reference(target, case, expected) or f"{names[i]}: {finding.message}"
             return finding
         difference = target.compare(output, wanted)
+        if difference.message and _is_pytorch_wrong(target, case, expected):
+            continue
         finding.note_worst(difference)
         if difference.message:
             finding.message, finding.pattern = f"{names[i]}: {difference.message}", difference.pattern
@@ -193,17 +196,19 @@ def _check_boundary(target: Target, case: Case) -> Finding:
         expected = expected_of(target, case)
     except Exception as error:  # whatever a reference may raise to refuse
         return Finding(str(case), _tell_accepted(target, case, error))
-    finding = check_call(target, case, target.inputs(case), expected)
-    return Finding(str(case)) if finding.pattern and _is_pytorch_wrong(target, case, expected) else finding
+    return check_call(target, case, target.inputs(case), expected)
 
 
 def _is_pytorch_wrong(target: Target, case: Case, expected: list[Output | None]) -> bool:
     """Returns whether it is PyTorch that computes here, and is wrong: no author has a kernel to correct.
 
-    With AMX a NaN spreads to other rows in products of bfloat16 matrices, as of 67 by 67 and 67 by 2.
+    With AMX a NaN spreads to other rows in products of bfloat16 matrices, as of 67 by 67 and 67 by 2. On a GPU
+    `topk` takes others of equal numbers, and `index_add` adds 16-bit numbers in 16 bits.
     """
     if target.operator is None or is_own(target):
         return False
+    if adds_in_any_order(target, outputs_of_reference, case.values):
+        return True
     outputs = try_reference(target.reference, target.inputs(case))
     return outputs is not None and bool(find_difference(target, outputs, expected, [""] * len(outputs))[0])
 

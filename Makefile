@@ -18,8 +18,9 @@ test: .venv/tests
 	$(PYTEST) -m "not slow" tests/unit tests/build tests/process
 
 # The operators of opwright_ops, wheels, Triton, extensions, the documentation, faults of all kinds.
+INTEGRATION ?= tests/integration tests/power ops/src
 test-integration: .venv/tests
-	$(PYTEST) -m "not slow" tests/integration tests/power ops/src
+	$(PYTEST) -m "not slow" $(INTEGRATION)
 
 test-all: .venv/tests
 	$(PYTEST)

@@ -142,6 +142,7 @@ def bench(
     baseline = (operator._baseline or operator.declaration.reference) if operator else reference
     most = MAX_ELEMENTS
     if operator is not None and samples is None and not (sweep or operator._sweep):
+        on_run("", "choosing sizes of the inputs")
         most = most_elements(operator, baseline, place.device)
     planned = plans(operator, samples, sweep, options, dtypes, place.device, most)
     on_run("", "verify")
@@ -195,8 +196,9 @@ def bench(
         record.notes = [f"backward: {remark}"] if operator.backward_operator is None else []
     pairs = zip(measured, record.measurements, strict=True)
     if most < MAX_ELEMENTS:
+        largest = max(plan.axes["elements"] for plan in planned)
         record.notes.append(
-            f"inputs have at most {most:,} elements, since a call of eager takes long; `--axis` chooses other sizes"
+            f"inputs have at most {largest:,} elements, since eager is slow; `--axis` chooses other sizes"
         )
     record.notes += dict.fromkeys(each.tell_unknown_bytes() for each, m in pairs if m.roof_share is None)
     record.warnings = [*([busy] if busy else []), *_warn(record)]

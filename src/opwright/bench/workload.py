@@ -36,7 +36,7 @@ _STAR = "*"  # the axes of `*name`, among those of a sweep
 _MAX_SAMPLES = 4  # of each dtype
 MAX_ELEMENTS = 1 << 23  # of the largest tensor of a call, where no sizes are given
 _SIZES = tuple(1 << k for k in (11, 14, 17, 20, 23))  # elements to try
-_MAX_EAGER_SECONDS = 0.5  # for a call of what stands as "eager"
+_MAX_EAGER_SECONDS = 0.5  # for one call of the baseline, on inputs whose sizes are not given
 
 
 @dataclass(frozen=True)

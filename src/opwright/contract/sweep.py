@@ -148,8 +148,15 @@ class Sweep:
     def large_sizes(
         self, options: Mapping[str, Any] | None = None, share: float | None = None
     ) -> tuple[dict[str, int], tuple[int, ...]]:
-        """Returns sizes for large cases: enough elements for all threads, and not many more; or a share of them."""
-        sizes, most = self.base_sizes(_LARGE, options), int(_MOST_ELEMENTS * (share or self.share))
+        """Returns sizes for large cases: enough elements for all threads, and not many more.
+
+        Args:
+            share: how many elements, as a share of the usual number; by default that of the sweep.
+        """
+        if share is None:
+            share = self.share
+        most = int(share * _MOST_ELEMENTS)
+        sizes = self.base_sizes(_LARGE, options)
         free = self.long_axes()
         batch = _LARGE_BATCH if free else (_LARGE_BATCH[0], most // _LARGE_BATCH[0] // 2 * 2 - 1)
 

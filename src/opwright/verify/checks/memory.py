@@ -17,7 +17,7 @@ from opwright.contract.sweep import Case, Sweep
 from opwright.verify.checks.finding import Finding, Skipped
 from opwright.verify.checks.threads_and_streams import Trial, trials
 from opwright.verify.devices import gpu_peak, wait_for
-from opwright.verify.inputs.budget import takes_longer
+from opwright.verify.inputs.budget import is_quick
 from opwright.verify.inputs.sweep import share_of
 from opwright.verify.inputs.variations import enlarge
 from opwright.verify.target import Target
@@ -111,10 +111,7 @@ def _is_slow(target: Target, sweep: Sweep) -> bool:
     """Returns whether a call of the reference takes long where it has a sixteenth of the elements, or is refused."""
     sizes, batch = target.make_sweep("default").aligned_sizes()
     case = sweep.make("memory", target.contract.scalar_dtypes[0], sizes, batch, sweep.option_sets()[0])
-    try:
-        return takes_longer(target.reference, lambda: target.inputs(case), _MAX_SECONDS_OF_PART)
-    except Exception:  # whatever a reference may raise to refuse
-        return True
+    return not is_quick(target.reference, lambda: target.inputs(case), _MAX_SECONDS_OF_PART)
 
 
 def _resident_peak(call: Callable[[], Any], device: torch.device) -> int:

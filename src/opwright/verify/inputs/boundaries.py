@@ -24,7 +24,7 @@ from opwright.contract.domains import Index
 from opwright.contract.fill import shape_of, tensor_dtype
 from opwright.contract.sources import Source
 from opwright.contract.sweep import Case, Fill, Sweep, domain_in
-from opwright.verify.inputs.budget import is_too_large, parts_of, takes_longer
+from opwright.verify.inputs.budget import is_quick, is_too_large, parts_of, takes_longer
 from opwright.verify.inputs.ranges import Range, find_range, is_taken
 from opwright.verify.oracle import are_finite, try_reference
 from opwright.verify.target import Target
@@ -387,10 +387,7 @@ def _forward_takes(target: Target, case: Case) -> bool:
 
 def _is_cheap(target: Target, case: Case) -> bool:
     """Returns whether the reference takes a case, in little time."""
-    try:
-        return not takes_longer(target.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
-    except Exception:  # whatever a reference may raise to refuse
-        return False
+    return is_quick(target.reference, lambda: copy_of(case.values), _CHEAP_SECONDS)
 
 
 def _is_slow(target: Target, case: Case) -> bool:

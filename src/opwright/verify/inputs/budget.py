@@ -65,6 +65,14 @@ def takes_longer(call: Callable[[Any], Any], make: Callable[[], Any], seconds: f
     return True
 
 
+def is_quick(call: Callable[[Any], Any], make: Callable[[], Any], seconds: float) -> bool:
+    """Returns whether a reference takes the arguments that `make` returns, and takes no longer than this."""
+    try:
+        return not takes_longer(call, make, seconds)
+    except Exception:  # whatever a reference may raise to refuse
+        return False
+
+
 CHECK_SECONDS = 20.0  # for the cases of a check on a quiet machine, unless all are wanted
 
 
